@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -219,10 +221,34 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 # -- checkpoints
 
 
+class Stateful:
+    """Saved as the attributes that STATE names; a leading underscore is no part of the name."""
+
+    STATE: ClassVar[tuple[str, ...]] = ()
+    """The attributes that a checkpoint holds: modules, optimisers, tensors, arrays, generators,
+    numbers, and dicts and lists of these. An attribute that is None is left out."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of what STATE names, which later updates leave alone."""
+        parts = {name.removeprefix("_"): getattr(self, name) for name in self.STATE}
+        return {name: saved(part) for name, part in parts.items() if part is not None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        for name in self.STATE:
+            part = getattr(self, name)
+            if part is not None:
+                setattr(self, name, restored(part, state[name.removeprefix("_")]))
+
+
 def saved(part: Any) -> Any:
-    """What a checkpoint holds of a part of an algorithm: copies of its tensors, and numbers."""
+    """What a checkpoint holds of a part: copies of its tensors, and numbers."""
     if isinstance(part, dict):
         return {name: saved(value) for name, value in part.items()}
+    if isinstance(part, list | tuple | deque):
+        return [saved(value) for value in part]
+    if isinstance(part, np.ndarray):
+        return torch.from_numpy(part.copy())
     if isinstance(part, Normaliser):
         return part.statistics()
     if isinstance(part, nn.Module):
@@ -236,8 +262,14 @@ def saved(part: Any) -> Any:
 
 def restored(part: Any, state: Any) -> Any:
     """The part as it was when `saved` gave `state`: itself, or what takes its place."""
+    if isinstance(part, Counter):  # of whole numbers, which are texts in JSON
+        return Counter({int(number): count for number, count in state.items()})
     if isinstance(part, dict):
         return {name: restored(part.get(name), value) for name, value in state.items()}
+    if isinstance(part, deque):
+        return deque(state, part.maxlen)
+    if isinstance(part, np.ndarray):
+        return np.array(state, part.dtype)
     if isinstance(part, Normaliser):
         part.load_statistics(state)
     elif isinstance(part, Tensor):
@@ -246,6 +278,8 @@ def restored(part: Any, state: Any) -> Any:
         part.set_state(state)
     elif hasattr(part, "load_state_dict"):
         part.load_state_dict(state)
+    elif isinstance(part, int | float) and not isinstance(state, int | float):
+        raise TypeError(f"{state!r} is not a number")
     else:
         return state
     return part

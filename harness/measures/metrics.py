@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDictBase
 
 from harness.algorithms.interface import Ratios
+from harness.algorithms.state import Stateful
 from harness.environments.own_returns import FIRST, KEY, LENGTH, OVER, RETURN
 from harness.logging import Histogram
 from harness.measures import PHASES
@@ -93,12 +94,14 @@ def _told_pieces(told: Array, envs: Array, rewards: Array, done: Array) -> list[
     ]
 
 
-class Episodes:
+class Episodes(Stateful):
     """Returns and lengths of the episodes that end, from batches that hold pieces of them.
 
     They are the environment's own where its wrappers may alter them (harness/environments/
     returns.py): an episode that a wrapper ends is counted when the environment starts another one.
     """
+
+    STATE = ("_open", "_fresh", "recent", "count", "differs")
 
     def __init__(self) -> None:
         self._open: dict[int, Open] = {}  # by environment
@@ -140,25 +143,15 @@ class Episodes:
         metrics = {"episode/return": gained, "episode/length": length, "episode/count": self.count}
         return metrics | ({"episode/wrapped_return": wrapped} if self.differs else {})
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "open": {key: list(value) for key, value in self._open.items()},
-            "fresh": [list(episode) for episode in self._fresh],
-            "recent": list(self.recent),
-            "count": self.count,
-            "differs": self.differs,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._open = {int(env): Open(*value) for env, value in state["open"].items()}
-        self._fresh = [(gained, length, seen) for gained, length, seen in state["fresh"]]
-        self.recent = deque(state["recent"], maxlen=RECENT_EPISODES)
-        self.count = state["count"]
-        self.differs = state["differs"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._open = {int(env): Open(*episode) for env, episode in self._open.items()}
 
 
-class Lags:
+class Lags(Stateful):
     """How many versions behind the learner the weights were that made the consumed frames."""
+
+    STATE = ("all", "_fresh", "mixed_batches")
 
     def __init__(self) -> None:
         self.all: Counter[int] = Counter()
@@ -185,20 +178,6 @@ class Lags:
         if not lags:
             return metrics, None
         return metrics | lag_figures(lags), lag_histogram(lags)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "all": dict(self.all),
-            "fresh": dict(self._fresh),
-            "mixed_batches": self.mixed_batches,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.all, self._fresh = (
-            Counter({int(lag): count for lag, count in state[name].items()})
-            for name in ("all", "fresh")
-        )
-        self.mixed_batches = state["mixed_batches"]
 
 
 def lag_figures(lags: Mapping[int, int], name: str = "policy/lag") -> dict[str, float]:

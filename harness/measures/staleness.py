@@ -16,14 +16,14 @@ train    on top: the gradient steps of the update itself, which use the frame on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from harness.algorithms.interface import Ratios
+from harness.algorithms.state import Stateful
 from harness.logging import Histogram
 from harness.measures import BUCKETS
 from harness.measures.metrics import lag_figures, lag_histogram
@@ -73,8 +73,10 @@ class Publications:
         self._points = [(int(version), int(updates)) for version, updates in state]
 
 
-class LagCounts:
+class LagCounts(Stateful):
     """How many frames had which lag, and what their lags are made of."""
+
+    STATE = ("counts", "unpublished", "waited", "num_waited", "trained", "num_trained")
 
     def __init__(self) -> None:
         self.counts = np.zeros(1, np.int64)  # by lag
@@ -125,29 +127,19 @@ class LagCounts:
         (lags,) = self.counts.nonzero()
         return dict(zip(lags.tolist(), self.counts[lags].tolist(), strict=True))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "counts": torch.from_numpy(self.counts.copy()),
-            "unpublished": self.unpublished,
-            "waited": self.waited,
-            "num_waited": self.num_waited,
-            "trained": self.trained,
-            "num_trained": self.num_trained,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.counts = state["counts"].numpy().copy()
-        self.unpublished = int(state["unpublished"])
-        # States of earlier versions lack these.
-        self.waited, self.num_waited = int(state.get("waited", 0)), int(state.get("num_waited", 0))
-        self.trained, self.num_trained = float(state["trained"]), int(state["num_trained"])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(
+            {"waited": 0, "num_waited": 0} | state
+        )  # earlier versions lack them
 
 
-class Health:
+class Health(Stateful):
     """Importance weights (current policy over acting weights) by bucket of lag.
 
     Kept as logarithms: sums of weights that overflow are still weighed against each other.
     """
+
+    STATE = ("counts", "kl", "weight", "square", "largest")
 
     def __init__(self) -> None:
         shape = len(BUCKETS)
@@ -201,20 +193,15 @@ class Health:
                 "ratio_max": float(np.exp(self.largest[buckets].max())),
             }
 
-    def state_dict(self) -> dict[str, Any]:
-        return {name: torch.from_numpy(values.copy()) for name, values in vars(self).items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name in vars(self):
-            setattr(self, name, state[name].numpy().copy())
-
 
 def _log_sum(logarithms: np.ndarray) -> np.float64:
     return np.logaddexp.reduce(logarithms)
 
 
-class Staleness:
+class Staleness(Stateful):
     """All measures of one run: since the last record, and over the whole run."""
+
+    STATE = ("publications", "_fresh", "_all", "_fresh_health", "_all_health", "_log_ratios")
 
     def __init__(self) -> None:
         self.publications = Publications()
@@ -272,24 +259,79 @@ class Staleness:
         """The metrics of the whole run."""
         return self._all.figures() | self._all_health.figures()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "publications": self.publications.state_dict(),
-            "fresh": self._fresh.state_dict(),
-            "all": self._all.state_dict(),
-            "fresh_health": self._fresh_health.state_dict(),
-            "all_health": self._all_health.state_dict(),
-            "log_ratios": self._log_ratios.tolist(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.publications.load_state_dict(state["publications"])
-        self._fresh.load_state_dict(state["fresh"])
-        self._all.load_state_dict(state["all"])
-        self._fresh_health.load_state_dict(state["fresh_health"])
-        self._all_health.load_state_dict(state["all_health"])
-        self._log_ratios = np.array(state["log_ratios"], np.int64)
-
 
 def _no_log_ratios() -> np.ndarray:
     return np.zeros(len(LOG_RATIO_EDGES) - 1, np.int64)
+
+
+class StateAge(Stateful):
+    """How old the state of a recurrent policy is: what part of it older weights have computed.
+
+    Of each frame, the versions since its episode began, and with it its state.
+
+    carried: whether the state is kept when new weights arrive; else they compute it anew, and it
+        has no age.
+    """
+
+    STATE = ("_recent", "_all")
+
+    def __init__(self, *, carried: bool):
+        self.carried = carried
+        self._begun: dict[int, int] = {}  # unfinished trajectories, and the version of their start
+        self._recent, self._all = Ages(), Ages()
+
+    def add(self, batch: TensorDictBase) -> None:
+        """Take in the frames of a batch."""
+        ids, versions, mask = (
+            batch[key].cpu().numpy()
+            for key in (("collector", "traj_ids"), "policy_version", ("collector", "mask"))
+        )
+        acted = mask & (versions >= 0)
+        unique, first, place = np.unique(ids[acted], return_index=True, return_inverse=True)
+        used = versions[acted]
+        starts = [self._begun.get(int(i), v) for i, v in zip(unique, used[first], strict=True)]
+        ages = used - np.array(starts, np.int64)[place] if self.carried else np.zeros_like(used)
+        for window in (self._recent, self._all):
+            window.add(ages)
+        begun = dict(zip(unique.tolist(), starts, strict=True))
+        self._begun |= {int(i): int(version) for i, version in begun.items()}
+        for ended in ids[mask & batch["next", "done"].cpu().numpy()].tolist():
+            self._begun.pop(ended, None)
+
+    def read(self) -> dict[str, float]:
+        """The figures since the last reading."""
+        recent, self._recent = self._recent, Ages()
+        return recent.figures()
+
+    def summary(self) -> dict[str, float]:
+        """Those of the whole run."""
+        return self._all.figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "begun": [list(pair) for pair in self._begun.items()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._begun = {int(traj): int(version) for traj, version in state["begun"]}
+
+
+class Ages(Stateful):
+    """The mean and the largest of many ages."""
+
+    STATE = ("total", "count", "largest")
+
+    def __init__(self) -> None:
+        self.total = self.count = self.largest = 0
+
+    def add(self, ages: np.ndarray) -> None:
+        """Take in the ages of some frames."""
+        self.total += int(ages.sum())
+        self.count += len(ages)
+        self.largest = max(self.largest, int(ages.max(initial=0)))
+
+    def figures(self) -> dict[str, float]:
+        """The metrics; none without frames."""
+        if not self.count:
+            return {}
+        mean = self.total / self.count
+        return {"policy/state_age_mean": mean, "policy/state_age_max": float(self.largest)}

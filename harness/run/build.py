@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from harness.logging.numbers import count
 from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.run import Config, EnvConfig
 from harness.options.sync import SyncConfig
-from harness.registry import algorithms, collectors, schemes
+from harness.registry import algorithms, callbacks, collectors, schemes
+from harness.run.callbacks import Callback
+from harness.run.free_running import FreeRunning
 from sync import SimulatedWeightSyncScheme, WeightSyncScheme
 
 # The options of a scheme that change weights or versions, whatever moves them.
@@ -136,6 +138,25 @@ def make_collector(
         **config.collector.arguments(config),
     )
     return collector
+
+
+def make_free_running(
+    config: Config, collector: BaseCollector, learner: Learner
+) -> FreeRunning | None:
+    """The batches of a collector that fills the replay buffer in the background; else None."""
+    if learner.replay is None or not config.collector.fills_replay_buffer:
+        return None
+    return FreeRunning(
+        collector,
+        learner.replay,
+        frames_per_batch=config.collector.frames_per_batch,
+        timeout_s=config.collector.timeout_s,
+    )
+
+
+def make_callbacks(chosen: Mapping[str, Any]) -> list[Callback]:
+    """The callbacks of a config: options by name."""
+    return [callbacks.get(name).load()(options) for name, options in chosen.items()]
 
 
 def sample_observations(make_env: Callable[[], Any], num_frames: int, *, seed: int) -> Tensor:

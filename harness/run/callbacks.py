@@ -13,11 +13,8 @@ and `callbacks=[mean_reward]` on the command line. A callback that raises ends t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-
-from harness.registry import callbacks
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -60,20 +57,3 @@ class Callback:
 
     def on_run_end(self, run: Run, summary: dict[str, Any]) -> None:
         """The run has ended, for whatever reason; the summary may be changed."""
-
-
-class Callbacks:
-    """Several callbacks as one, called in their order."""
-
-    def __init__(self, members: Iterable[Callback] = ()):
-        self._members = list(members)
-
-    def call(self, hook: str, *arguments: Any) -> None:
-        """Call one hook of each."""
-        for member in self._members:
-            getattr(member, hook)(*arguments)
-
-
-def make_callbacks(chosen: Mapping[str, Any]) -> Callbacks:
-    """The callbacks of a config: options by name."""
-    return Callbacks(callbacks.get(name).load()(options) for name, options in chosen.items())

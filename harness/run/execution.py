@@ -30,15 +30,15 @@ from harness.measures.sync_meter import SyncMeter
 from harness.options.collectors import JoiningCollectorConfig
 from harness.options.errors import ConfigError
 from harness.options.run import Config
-from harness.run.batch_sources import make_source
 from harness.run.build import (
     describe_sync,
+    make_callbacks,
     make_collector,
+    make_free_running,
     make_learner,
     make_scheme,
     show_observations,
 )
-from harness.run.callbacks import make_callbacks
 from harness.run.checkpoints import CheckpointError, Checkpoints
 from harness.run.directory import RunDir, RunDirInUse
 from harness.run.provenance import manifest
@@ -226,7 +226,7 @@ class Execution:
                 config=config,
                 learner=self.learner,
                 collector=collector,
-                source=make_source(config, collector, self.learner),
+                free_running=make_free_running(config, collector, self.learner),
                 sync=SyncMeter(scheme, scheme.num_workers),
                 published=published,
                 play=lambda: self._evaluate(evaluator),
@@ -304,7 +304,7 @@ class Execution:
         except Exception:
             level = logging.INFO if ended_early else logging.ERROR
             log.log(level, "the run cannot be summed up", exc_info=True)
-        runner.callbacks.call("on_run_end", runner, self.summary)
+        runner.call("on_run_end", self.summary)
 
     def _save(self, runner: Runner) -> None:
         if self.plan.config.checkpoint.at_end:

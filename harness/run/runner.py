@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 from collectors import BaseCollector, SimulatedCollector
 from collectors.rollout.seeds import Streams
+from collectors.schedule.recording import EndOfSchedule
 from harness.algorithms.interface import Learner
 from harness.algorithms.state import weights
 from harness.logging import Histogram, Loggers
 from harness.logging.display import Display
 from harness.measures import Means
 from harness.measures.metrics import Clock, Episodes, Lags, lag_figures, system_metrics
-from harness.measures.staleness import Staleness
-from harness.measures.state_age import StateAge
+from harness.measures.staleness import Staleness, StateAge
 from harness.measures.sync_meter import SyncMeter
 from harness.options.run import Config
-from harness.run.batch_sources import Source
-from harness.run.callbacks import Callbacks
+from harness.run.callbacks import Callback
 from harness.run.checkpoints import Checkpoints
+from harness.run.free_running import FreeRunning
 from harness.run.signals import Interruption
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,6 @@ class Runner:
     directory: Path
     learner: Learner
     collector: BaseCollector
-    source: Source
     sync: SyncMeter
     published: PublishedWeights
     play: Evaluate
@@ -97,7 +96,8 @@ class Runner:
     loggers: Loggers
     display: Display
     interruption: Interruption
-    callbacks: Callbacks
+    callbacks: list[Callback]
+    free_running: FreeRunning | None = None  # if the collector fills the replay buffer
 
     def __post_init__(self) -> None:
         self.frames = 0
@@ -122,7 +122,7 @@ class Runner:
         self._started_at = self.frames
         with self.interruption.whole():
             self.loggers.start(self)
-            self.callbacks.call("on_run_start", self)
+            self.call("on_run_start")
             # What was due when the run that this one goes on from was ended.
             self.tell()
             self.attend()
@@ -141,21 +141,38 @@ class Runner:
             if self.frames > self._logged_at:
                 self._record()
             elif self._evaluated:
-                self.callbacks.call("on_log", self, self._evaluated)
+                self.call("on_log", self._evaluated)
                 self.loggers.log(self.frames, self._evaluated)
                 self._evaluated = {}
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call one hook of each callback, with this run."""
+        for callback in self.callbacks:
+            getattr(callback, hook)(self, *arguments)
 
     # -- the four steps
 
     def collect(self) -> TensorDictBase | None:
         """The next batch; None if there will be no more."""
         with self.clock.phase("collect"):
-            following = self.source.next(self.frames)
+            if self.free_running is not None:
+                following = self.free_running.next(self.frames)
+            else:
+                following = self._next_in_turn()
         if following is None:
             return None
         batch, self.frames = following
-        self.callbacks.call("on_batch", self, batch)
+        self.call("on_batch", batch)
         return batch
+
+    def _next_in_turn(self) -> tuple[TensorDictBase, int] | None:
+        """The collector's next batch, and how many frames are collected then."""
+        try:
+            batch = self.collector.next()
+        except EndOfSchedule as end:
+            log.warning("%s: the run ends here, before total_frames", end)
+            return None
+        return batch, self.frames + int(batch["collector", "mask"].sum())
 
     def update(self, batch: TensorDictBase) -> bool:
         """Update the policy with the batch. Whether it learned.
@@ -172,7 +189,7 @@ class Runner:
             ratios=self.learner.ratios,
             newest_at_end=None if self.config.algo.replays else self.collector.newest_at_end,
         )
-        self.callbacks.call("on_update", self, metrics)
+        self.call("on_update", metrics)
         self._trained.add(metrics)
         self.lags.add(batch, version, self.learner.ratios)
         if self.config.model.recurrent:
@@ -194,7 +211,7 @@ class Runner:
         with self.clock.phase("sync", "publish"), self.sync.publishing():
             self.collector.update_policy_weights_()
         self.published.add()
-        self.callbacks.call("on_publish", self, int(self.collector.policy_version))
+        self.call("on_publish", int(self.collector.policy_version))
         self.staleness.publications.note(int(self.collector.policy_version), self.updates)
 
     def log(self, batch: TensorDictBase) -> None:
@@ -217,7 +234,7 @@ class Runner:
 
     def _record(self) -> None:
         metrics, histograms = self._read()
-        self.callbacks.call("on_log", self, metrics)
+        self.call("on_log", metrics)
         self.loggers.log(self.frames, metrics, histograms)
         self.display.update(
             self.frames, metrics, episode_return=self.mean_return, updates=self.updates
@@ -250,7 +267,7 @@ class Runner:
             file = self.checkpoints.save(self.frames, self.state_dict())
         self._saved = self._stand()
         log.info("checkpoint %s", file.name)
-        self.callbacks.call("on_checkpoint", self, file)
+        self.call("on_checkpoint", file)
 
     def _stand(self) -> Stand:
         return Stand(self.frames, self._logged_at, self._evaluated_at)

@@ -38,7 +38,7 @@ class Learner:
 
 
 def runner(learner: Any, **config: Any) -> Runner:
-    names = ("collector", "source", "sync", "published", "play", "checkpoints", "loggers")
+    names = ("collector", "sync", "published", "play", "checkpoints", "loggers")
     parts = {name: MagicMock() for name in (*names, "display", "interruption", "callbacks")}
     parts["collector"].policy_version = 0
     parts["collector"].newest_at_end = None

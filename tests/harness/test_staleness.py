@@ -15,8 +15,7 @@ import run
 from harness.algorithms.interface import Ratios
 from harness.files import read_json
 from harness.measures import BUCKETS
-from harness.measures.staleness import Health, LagCounts, Publications, Staleness
-from harness.measures.state_age import StateAge
+from harness.measures.staleness import Health, LagCounts, Publications, Staleness, StateAge
 from tests.harness.small import SMALL
 from tests.harness.test_run import SMALL_SAC, records
 

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from collectors import ReplayBuffer
-from harness.run.batch_sources import FreeRunning
+from harness.run.free_running import FreeRunning
 
 
 class Collector:

@@ -1,50 +1,23 @@
-"""Sources of the runner's batches: a collector in turn with the learner, or in the background.
-
-in turn        the learner asks, and gets a batch
-free running   the collector fills the replay buffer in the background; the learner gets the
-               frames in the order in which they came, a batch at a time
-"""
+"""The batches of a collector that fills the replay buffer in the background."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from tensordict import TensorDictBase
 
 from collectors import BaseCollector, ReplayBuffer
-from collectors.schedule.recording import EndOfSchedule
-from harness.algorithms.interface import Learner
-from harness.options.run import Config
 from sync.local.waiting import awake_s
-
-log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.2
 
 
 @dataclass(eq=False)
-class InTurn:
-    """The collector's batches as it makes them."""
-
-    collector: BaseCollector
-
-    def next(self, seen: int) -> tuple[TensorDictBase, int] | None:
-        """The batch after the first `seen` frames, and how many are seen then.
-
-        Waits for it; None if there will be no more.
-        """
-        try:
-            batch = self.collector.next()
-        except EndOfSchedule as end:
-            log.warning("%s: the run ends here, before total_frames", end)
-            return None
-        return batch, seen + int(batch["collector", "mask"].sum())
-
-
-@dataclass(eq=False)
 class FreeRunning:
-    """The frames that a collector puts into a replay buffer, in the order in which they came."""
+    """The frames that a collector puts into a replay buffer, a batch at a time.
+
+    In the order in which they came.
+    """
 
     collector: BaseCollector
     replay: ReplayBuffer
@@ -55,7 +28,10 @@ class FreeRunning:
         self._started = False
 
     def next(self, seen: int) -> tuple[TensorDictBase, int] | None:
-        """As `InTurn.next`."""
+        """The batch after the first `seen` frames, and how many are seen then.
+
+        Waits for it; None if there will be no more.
+        """
         if not self._started:
             self.collector.start()
             self._started = True
@@ -84,18 +60,3 @@ class FreeRunning:
 
     def _gone(self) -> int:
         return max(0, self.replay.written - self.replay.capacity)
-
-
-Source = InTurn | FreeRunning
-
-
-def make_source(config: Config, collector: BaseCollector, learner: Learner) -> Source:
-    """As the config says."""
-    if learner.replay is None or not config.collector.fills_replay_buffer:
-        return InTurn(collector)
-    return FreeRunning(
-        collector,
-        learner.replay,
-        frames_per_batch=config.collector.frames_per_batch,
-        timeout_s=config.collector.timeout_s,
-    )
