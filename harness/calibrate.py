@@ -29,10 +29,10 @@ from collectors.schedule.simulator import Simulator
 from harness.config.stored import read_options
 from harness.files import one_line
 from harness.measures.metrics import lag_figures
+from harness.options.base import build
 from harness.options.collectors import MultiAsyncConfig
 from harness.options.simulated import SCHEDULE, SimulatedConfig
 from harness.options.sync import SyncConfig
-from harness.options.typed import build
 from harness.registry import schemes
 from harness.report.runs import Run, read_run
 

@@ -269,7 +269,7 @@ def restored(part: Any, state: Any) -> Any:
     if isinstance(part, deque):
         return deque(state, part.maxlen)
     if isinstance(part, np.ndarray):
-        return np.array(state, part.dtype)
+        return np.array(state.numpy() if isinstance(state, Tensor) else state, part.dtype)
     if isinstance(part, Normaliser):
         part.load_statistics(state)
     elif isinstance(part, Tensor):

@@ -79,7 +79,7 @@ def _node(options: type, **given: Any) -> DictConfig:
     """A config of a dataclass's defaults.
 
     It is plain, not structured: OmegaConf knows no Literal and no bounds, takes `yes` for true and
-    refuses 1e6 as a whole number. harness/options/typed.py checks what was composed.
+    refuses 1e6 as a whole number. harness/options/base.py checks what was composed.
     """
     node = OmegaConf.create({**defaults(options), **given})
     for name in mappings(options):

@@ -18,9 +18,9 @@ from yaml import MarkedYAMLError, YAMLError
 from harness import COMMANDS
 from harness.config.compose import CONF
 from harness.files import parse_yaml
+from harness.options.base import UnknownOption, join, paths, show
 from harness.options.errors import ConfigError, install_command, nearest, suggest
 from harness.options.run import CommandConfig, EnvConfig, RunConfig
-from harness.options.typed import UnknownOption, join, paths, show
 from harness.registry import GROUPS
 
 # What Hydra and its parsers raise for a config or a command line that they cannot read.

@@ -13,10 +13,9 @@ import yaml
 
 from harness.config.compose import CONF
 from harness.files import flatten
-from harness.options.base import Options, comments, defaults, summary
+from harness.options.base import Options, comments, defaults, show, summary
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, EnvConfig, RunConfig
-from harness.options.typed import show
 from harness.registry import GROUPS, Registry, objectives, wrappers
 
 WIDTH = 96

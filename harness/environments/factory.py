@@ -26,9 +26,9 @@ from harness.environments.own_returns import (
     TellOwnEpisode,
     as_number,
 )
+from harness.options.base import build
 from harness.options.errors import ConfigError, require, suggest
 from harness.options.run import EnvConfig
-from harness.options.typed import build
 from harness.registry import choice, import_named, load, load_plugins, wrappers
 
 # Where gymnasium keeps environments that need more than gymnasium: the module, and our extra.

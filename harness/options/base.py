@@ -1,15 +1,24 @@
-"""The base of all options: a default for the config, a comment, and a check."""
+"""Options are dataclasses: their base, defaults and comments, and how plain data becomes options.
+
+They are annotated as `collectors/annotations.py` says, and may hold dataclasses.
+"""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import inspect
+import math
 import re
 import textwrap
-from typing import Any, ClassVar, get_origin
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from collectors.annotations import hints
+from collectors.annotations import Checker, Mismatch, hints
+from harness.options.errors import ConfigError, nearest, suggest
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -91,3 +100,161 @@ def _comments(cls: type) -> dict[str, str]:
             if text:
                 found[statement.target.id] = text
     return found
+
+
+# -- plain data becomes options
+
+
+class UnknownOption(ConfigError):
+    """A key that no dataclass has; `known` are the options beside it."""
+
+    def __init__(self, path: str, key: str, value: Any, known: list[str]):
+        self.path, self.key, self.value, self.known = path, key, value, known
+        hint = suggest(key, known, prefix=f"{path}." if path else "")
+        super().__init__(f"{join(path, key)}={show(value)}: there is no such option; {hint}")
+
+
+class PlainData(Checker):
+    """Converts plain data: numbers that are texts, 1e6 for a whole number, dataclasses."""
+
+    words: ClassVar[dict[Any, str]] = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        types.NoneType: "null",
+        dict: "a mapping",
+        list: "a list",
+    }
+
+    def fit_key(self, annotation: Any, key: Any, path: str) -> Any:
+        return str(key)
+
+    def fit_plain(self, annotation: Any, value: Any, path: str) -> Any:
+        if dataclasses.is_dataclass(annotation):
+            if not isinstance(value, Mapping) and not dataclasses.is_dataclass(value):
+                raise Mismatch
+            return convert(annotation, value, path)
+        if isinstance(value, str) and annotation is not str:
+            value = _from_text(annotation, value)
+        if annotation in (None, types.NoneType):
+            if value is not None:
+                raise Mismatch
+            return None
+        if annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return _finite(value)
+        if annotation is int and isinstance(value, float) and value.is_integer():
+            value = int(value)  # 1e6 frames
+        if annotation is int and type(value) is int and not abs(value) < 1 << 63:
+            raise Mismatch  # more than any counter, seed or size can take
+        if annotation in (dict, list) and isinstance(value, annotation):
+            return value
+        if type(value) is not annotation:
+            raise Mismatch
+        return value
+
+    def describe_plain(self, annotation: Any) -> str:
+        if dataclasses.is_dataclass(annotation):
+            return f"a mapping of {', '.join(f.name for f in dataclasses.fields(annotation))}"
+        return super().describe_plain(annotation)
+
+    def show(self, value: Any) -> str:
+        return str(value)
+
+
+def describe(annotation: Any) -> str:
+    """An annotation in a user's words."""
+    return PlainData().describe(annotation)
+
+
+def build(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
+    """An instance of the dataclass from plain data; `path` is where the data lies in the config."""
+    annotations = hints(cls)
+    for key in data:
+        if key not in annotations:
+            raise UnknownOption(path, str(key), data[key], list(annotations))
+    single_first = sorted(data, key=lambda name: isinstance(data[name], Mapping))
+    values = {key: convert(annotations[key], data[key], join(path, key)) for key in single_first}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        optional = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
+        if field.name not in data and not optional:
+            wanted = describe(annotations[field.name])
+            raise ConfigError(f"{join(path, field.name)} is not set: it needs {wanted}")
+    return cls(**values)
+
+
+def convert(annotation: Any, value: Any, path: str) -> Any:
+    """`value` as the annotation wants it, or a `ConfigError` that names both."""
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        if dataclasses.is_dataclass(value):
+            return value  # built before, as the option's registered class
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path}={value!r}: expected a group of options")
+        return build(annotation, value, path)
+    try:
+        return PlainData().fit(annotation, value, path)
+    except Mismatch:
+        hint = ""
+        if get_origin(annotation) is Literal and isinstance(value, str):
+            near = nearest(value, map(str, get_args(annotation)))
+            hint = f"; did you mean {near}?" if near else ""
+        text = f"{path}={show(value)}: expected {describe(annotation)}{hint}"
+        raise ConfigError(text) from None
+
+
+def _from_text(annotation: Any, text: str) -> Any:
+    """The number, truth value or null that a text stands for: `${oc.env:X}` is always text."""
+    words = {"true": True, "false": False} if annotation is bool else {"null": None}
+    if annotation in (bool, None, type(None)):
+        return words.get(text.lower(), text)
+    for kind in (int, float) if annotation in (int, float) else ():
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _finite(value: float) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        raise Mismatch from None
+    if not math.isfinite(number):
+        raise Mismatch
+    return number
+
+
+def in_types(value: Any, converted: Any) -> Any:
+    """Plain data, with the texts that stand for numbers as what they were converted to."""
+    if isinstance(value, Mapping):
+        members = converted if isinstance(converted, Mapping) else vars(converted)
+        return {key: in_types(item, members.get(key, item)) for key, item in value.items()}
+    if isinstance(value, list) and isinstance(converted, list):
+        return [in_types(item, one) for item, one in zip(value, converted, strict=True)]
+    if isinstance(value, str) and isinstance(converted, bool | int | float | None):
+        return converted
+    return value
+
+
+def paths(cls: type) -> Iterator[str]:
+    """The dotted path of every option below a dataclass."""
+    for name, annotation in hints(cls).items():
+        if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+            yield from (f"{name}.{path}" for path in paths(annotation))
+        else:
+            yield name
+
+
+def show(value: Any) -> str:
+    """A value as a user would write it on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def join(path: str, key: str) -> str:
+    """The dotted name of `key` below `path`."""
+    return f"{path}.{key}" if path else str(key)

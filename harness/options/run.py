@@ -8,12 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from collectors.annotations import Count, NonNegativeInt, Range, Seconds
 from harness.options.algorithms import AlgorithmConfig
-from harness.options.base import Options
+from harness.options.base import Options, show
 from harness.options.collectors import CollectorConfig
 from harness.options.errors import ConfigError
 from harness.options.models import ModelConfig
 from harness.options.sync import SyncConfig
-from harness.options.typed import show
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from harness.logging.numbers import plural
-from harness.options.typed import show
+from harness.options.base import show
 from harness.report.runs import FRAMEWORK
 
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other

@@ -20,7 +20,7 @@ from harness.algorithms.dqn import DQN
 from harness.algorithms.interface import Learner, Setup
 from harness.files import read_json
 from harness.options import CNNConfig, ConfigError, DQNConfig, LSTMConfig, MLPConfig
-from harness.options.typed import build
+from harness.options.base import build
 from harness.run.build import make_learner
 from tests.harness.config.composed import config_of
 from tests.harness.test_run import records

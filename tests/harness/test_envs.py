@@ -22,8 +22,8 @@ from harness.environments.factory import (
     EnvFactory,
     check_environment,
 )
+from harness.options.base import build
 from harness.options.run import EnvConfig
-from harness.options.typed import build
 
 
 def made(**config):

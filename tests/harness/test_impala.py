@@ -19,7 +19,7 @@ from torch import Tensor
 from harness.algorithms.impala import IMPALA
 from harness.algorithms.interface import Setup
 from harness.options import CNNConfig, IMPALAConfig, LSTMConfig, MLPConfig, ModelConfig
-from harness.options.typed import build
+from harness.options.base import build
 from tests.harness.actor_critics import DISCRETE, MODELS, VECTOR, rollout, same
 from tests.harness.actor_critics import impala as learner
 from tests.harness.rollouts import PlainCollector

@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from harness.models.encoders import LSTMEncoder, encoder, orthogonal
 from harness.options import CNNConfig, LSTMConfig, MemoryConfig, MinAtarCNNConfig, MLPConfig
-from harness.options.typed import build
+from harness.options.base import build
 from harness.registry import models
 
 KINDS = {"mlp": MLPConfig, "cnn": CNNConfig, "lstm": LSTMConfig}

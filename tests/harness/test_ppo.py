@@ -13,7 +13,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from harness.algorithms.interface import Setup
 from harness.algorithms.ppo import PPO, value_loss_of
 from harness.options import MLPConfig, PPOConfig
-from harness.options.typed import build
+from harness.options.base import build
 from tests.harness.actor_critics import (
     ACTIONS,
     DISCRETE,

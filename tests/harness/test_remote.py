@@ -16,9 +16,9 @@ import pytest
 
 import run
 from harness.files import read_json
+from harness.options.base import build
 from harness.options.collectors import RayCollectorConfig
 from harness.options.errors import ImpossiblePair
-from harness.options.typed import build
 from harness.run.checkpoints import Checkpoints
 from harness.run_comparison import compare_records, compare_weights
 from tests.collectors.remote.support import EACH

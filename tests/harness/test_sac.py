@@ -16,7 +16,7 @@ from torch.distributions.transforms import AffineTransform, TanhTransform
 from harness.algorithms.interface import Setup
 from harness.algorithms.sac import SAC, SACPolicy
 from harness.options import ConfigError, LSTMConfig, MLPConfig, SACConfig
-from harness.options.typed import build
+from harness.options.base import build
 from tests.harness.config.composed import config_of
 
 OBSERVATIONS = Box(-1, 1, (3,), np.float32)

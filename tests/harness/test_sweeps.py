@@ -26,9 +26,9 @@ from harness.config.sweep import check_launcher
 from harness.config.sweep_progress import failures
 from harness.files import parse_yaml, read_json, write_json
 from harness.logging import Loggers
+from harness.options.base import build
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig
-from harness.options.typed import build
 from harness.report import main as report
 from harness.run.execution import Outcome, own_state
 from harness.run_comparison import compare_records, compare_weights

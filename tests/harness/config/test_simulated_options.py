@@ -9,10 +9,10 @@ import pytest
 from collectors.schedule.costs import Cost, Stragglers
 from collectors.schedule.network import Network
 from collectors.schedule.simulated_pool import Failure
+from harness.options.base import build
 from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.simulated import SimulatedConfig
 from harness.options.sync import LinkConfig, SharedMemConfig
-from harness.options.typed import build
 from sync import PRESETS
 from tests.harness.config.composed import config_of
 
