@@ -91,14 +91,14 @@ class Calibration:
 
     def overrides(self) -> list[str]:
         """For run.py."""
-        found = {
+        texts = {
             "num_workers": str(self.recording.num_workers),
             "frames_per_batch": str(self.recording.frames_per_batch),
             "batches_ahead": str(self.collector.batches_ahead),
         }
         for name in ("step_ms", "policy_ms", "take_ms", "update_ms", "publish_ms", "log_ms"):
-            found[f"costs.{name}"] = shown(getattr(self.costs, name))
-        return ["collector=simulated", *(f"collector.{key}={text}" for key, text in found.items())]
+            texts[f"costs.{name}"] = shown(getattr(self.costs, name))
+        return ["collector=simulated", *(f"collector.{key}={text}" for key, text in texts.items())]
 
     def predict(self, batches: int, seed: int = 0) -> Figures:
         """Simulate so many batches."""
@@ -161,7 +161,7 @@ def calibrate(directory: Path) -> Calibration:
     train, publish, log = (per_batch(run, name, recording) for name in METRICS[:3])
     rounds = max(1, len(recording.at_s) // sync.interval)
     publish_ms = 0.0 if sync.blocking else float(publish.mean()) * sync.interval  # it also waits
-    found = Calibration(
+    calibration = Calibration(
         recording,
         collector,
         sync,
@@ -173,16 +173,19 @@ def calibrate(directory: Path) -> Calibration:
         ),
         nbytes=int(np.nanmax([0.0, *run.records["sync/bytes"]]) / rounds),
     )
-    return replace(found, costs=replace(found.costs, take_ms=Cost(unexplained_ms(found, run))))
+    return replace(
+        calibration,
+        costs=replace(calibration.costs, take_ms=Cost(unexplained_ms(calibration, run))),
+    )
 
 
-def unexplained_ms(found: Calibration, run: Run) -> float:
+def unexplained_ms(calibration: Calibration, run: Run) -> float:
     """How much longer the learner takes for a batch than the simulation so far says.
 
     It shows in its pace, unless that is the workers'. Even then it shows where the learner waits
     least: for batches that were ready before.
     """
-    recording = found.recording
+    recording = calibration.recording
     records = run.records
     evaluated = records["step"][records["eval/return"].notna()] // recording.frames_per_batch
     gaps = np.diff(recording.at_s)
@@ -190,7 +193,7 @@ def unexplained_ms(found: Calibration, run: Run) -> float:
     counts[:WARM_UP] = False
     if not counts.any():
         raise ValueError(f"{run.name} evaluates after every batch: its pace cannot be measured")
-    predicted = found.predict(max(FEWEST, min(SIMULATED, len(gaps))))
+    predicted = calibration.predict(max(FEWEST, min(SIMULATED, len(gaps))))
     by_pace = gaps[counts].mean() - recording.frames_per_batch / predicted.fps
     collect_ms = per_batch(run, "time/collect_s", recording)
     by_wait = np.percentile(collect_ms / 1e3, QUICK) - np.percentile(predicted.waits_s, QUICK)
@@ -230,13 +233,13 @@ def shown(cost: Cost) -> str:
 
 def read_parts(options: dict[str, Any]) -> tuple[MultiAsyncConfig, SyncConfig]:
     """The collector's and the scheme's options, as a run stores them. Nothing is imported."""
-    found = []
+    groups = []
     for group in ("collector", "sync"):
-        given = options.get(group)
-        if not isinstance(given, dict):
-            raise ValueError(f"config.yaml: {group}={given!r}: expected a group of options")
-        found.append(given)
-    collector, sync = found
+        group_options = options.get(group)
+        if not isinstance(group_options, dict):
+            raise ValueError(f"config.yaml: {group}={group_options!r}: expected a group of options")
+        groups.append(group_options)
+    collector, sync = groups
     if collector.get("name") != "multi_async":
         raise ValueError(
             f"collector={collector.get('name')}: only collector=multi_async can be calibrated by"
@@ -272,11 +275,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     options = parser().parse_args(arguments)
     try:
-        found = calibrate(options.run_dir)
+        calibration = calibrate(options.run_dir)
     except (ValueError, OSError) as error:
         print(f"calibrate: {one_line(error)}", file=sys.stderr)
         return USAGE_ERROR
-    words = found.overrides()
+    words = calibration.overrides()
     print("\n".join(words) if options.lines else shlex.join(words))
     return 0
 

@@ -168,11 +168,11 @@ def differences(original: Path) -> Iterator[str]:
     packages = _mapping(stored.get("packages"))
     names = sorted({*packages, *here["packages"]})
     pairs += [(name, packages.get(name), here["packages"].get(name)) for name in names]
-    code, own = _mapping(stored.get("git")), here["git"] or {}
-    pairs += [("git commit", code.get("sha"), own.get("sha"))]
-    if code.get("diff") != own.get("diff"):
+    code, code_here = _mapping(stored.get("git")), here["git"] or {}
+    pairs += [("git commit", code.get("sha"), code_here.get("sha"))]
+    if code.get("diff") != code_here.get("diff"):
         yield f"changes on top of the commit: {_lines(code.get('diff'))} then, " + (
-            f"{_lines(own.get('diff'))} now, and not the same"
+            f"{_lines(code_here.get('diff'))} now, and not the same"
         )
     hardware = _mapping(stored.get("hardware"))
     pairs += [(name, hardware.get(name), value) for name, value in here["hardware"].items()]

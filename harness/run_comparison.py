@@ -48,14 +48,14 @@ def is_repeatable(config: Config) -> bool:
 
 def records(directory: Path) -> list[dict[str, Any]]:
     """The records of a run without their times; `ValueError` for one that is none."""
-    found = []
+    records_ = []
     lines = read_text(directory / "metrics.jsonl", MOST_BYTES).splitlines()
     for number, line in enumerate(lines, 1):
         record = parse_json(line)
         if not isinstance(record, dict):
             raise ValueError(f"{directory / 'metrics.jsonl'}, line {number}: expected an object")
-        found.append({key: item for key, item in record.items() if not TIMES.fullmatch(key)})
-    return found
+        records_.append({key: item for key, item in record.items() if not TIMES.fullmatch(key)})
+    return records_
 
 
 def compare_records(

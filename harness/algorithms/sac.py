@@ -148,8 +148,8 @@ class SAC(ReplayAlgorithm):
         log_alpha = torch.tensor([math.log(config.alpha)], device=self.device)
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=config.auto_alpha)
         usual = float(self.policy.scale.log().sum()) - math.prod(self.policy.shape)
-        own = config.target_entropy
-        self.target_entropy = usual if own is None else own
+        target = config.target_entropy
+        self.target_entropy = usual if target is None else target
         self.policy_optimiser = Adam(self.policy.parameters(), config.learning_rate)
         self.critic_optimiser = Adam(self.critics.parameters(), config.critic_learning_rate)
         self.alpha_optimiser = Adam([self.log_alpha], config.critic_learning_rate)

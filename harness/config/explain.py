@@ -143,12 +143,12 @@ def _no_option(key: str, overrides: Sequence[str]) -> str:
             return f"{key}: the chosen {group} has no such option; it is one of " + ", ".join(parts)
         return f"{key}: Hydra has no such option; +{key}=... adds it"
     for text in overrides:
-        given, _, value = text.partition("=")
-        if given == key or given.startswith(f"{key}."):
-            path, _, last = given.rpartition(".")
-            return f"{given}={value}: {where(path, last, chosen=_chosen(path, overrides))}"
-        if value.startswith("{") and key.startswith(f"{given}."):
-            return f"{text}: {given} is a group; set one option, {given}.x=..."
+        option, _, value = text.partition("=")
+        if option == key or option.startswith(f"{key}."):
+            path, _, last = option.rpartition(".")
+            return f"{option}={value}: {where(path, last, chosen=_chosen(path, overrides))}"
+        if value.startswith("{") and key.startswith(f"{option}."):
+            return f"{text}: {option} is a group; set one option, {option}.x=..."
     path, _, last = key.rpartition(".")
     return f"{key}: {where(path, last)}"
 

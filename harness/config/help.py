@@ -74,8 +74,8 @@ STATUS = """\
 by SIGTERM, both with a checkpoint. A second Ctrl-C ends at once."""
 
 
-def page(topic: str | None = None, own: str | None = None) -> str:
-    """The manual page, or that of one group. own: a config directory of the user's."""
+def page(topic: str | None = None, user_directory: str | None = None) -> str:
+    """The manual page, or that of one group. user_directory: a config directory of the user's."""
     if topic is None:
         called = "lockstep" if Path(sys.argv[0]).name == "lockstep" else "python run.py"
         return "\n".join(_manual()).replace("python run.py", called)
@@ -85,7 +85,8 @@ def page(topic: str | None = None, own: str | None = None) -> str:
     if topic not in groups():
         names = ", ".join([*groups(), *nested])
         raise ConfigError(f"--help {topic}: there is no such group; groups: {names}")
-    lines = list(_group_page(topic, [CONF] if own is None else [CONF, Path(own)]))
+    folders = [CONF] if user_directory is None else [CONF, Path(user_directory)]
+    lines = list(_group_page(topic, folders))
     return "\n".join(lines or [f"{topic}: none is registered; --help {topic} plugins=[MODULE]"])
 
 

@@ -147,8 +147,8 @@ def to_config(options: Mapping[str, Any]) -> Config:
         group = registry.group
         part_options = options.get(group)
         if not isinstance(part_options, Mapping):
-            known = ", ".join(registry.names())
-            raise ConfigError(f"{group}={part_options!r}: expected one of {known}")
+            names = ", ".join(registry.names())
+            raise ConfigError(f"{group}={part_options!r}: expected one of {names}")
         part = registry.get(part_options.get("name"))
         assert part.options is not None
         options[group] = build(part.options, part_options, group)
@@ -159,11 +159,11 @@ def to_config(options: Mapping[str, Any]) -> Config:
     return config
 
 
-def _several(registry: Registry, given: Any) -> Iterator[tuple[str, Any]]:
+def _several(registry: Registry, chosen: Any) -> Iterator[tuple[str, Any]]:
     """Each chosen part's options by its name."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{registry.group}={given!r}: expected options by name")
-    for name, options in given.items():
+    if not isinstance(chosen, Mapping):
+        raise ConfigError(f"{registry.group}={chosen!r}: expected options by name")
+    for name, options in chosen.items():
         part = registry.get(name)
         assert part.options is not None
         if not isinstance(options, Mapping | None):

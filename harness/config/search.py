@@ -57,14 +57,14 @@ class SearchConfig:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name, value, known in (
+        for name, value, choices in (
             ("direction", self.direction, DIRECTIONS),
             ("sampler", self.sampler, SAMPLERS),
             ("pruner", self.pruner, PRUNERS),
         ):
-            if value not in known:
+            if value not in choices:
                 raise ValueError(
-                    f"hydra.sweeper.{name}={value}: expected one of {', '.join(known)}"
+                    f"hydra.sweeper.{name}={value}: expected one of {', '.join(choices)}"
                 )
 
     def open_storage(self) -> optuna.storages.RDBStorage:
@@ -244,8 +244,9 @@ class Space:
 
     def corners(self) -> Iterator[list[str]]:
         """The overrides of jobs that set one option to each of its values, or to both its ends."""
-        for key, found in self.distributions.items():
-            for value in getattr(found, "choices", None) or (found.low, found.high):  # type: ignore[attr-defined]
+        for key, distribution in self.distributions.items():
+            space: Any = distribution
+            for value in getattr(space, "choices", None) or (space.low, space.high):
                 yield self.overrides({key: value})
 
 

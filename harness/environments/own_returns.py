@@ -48,16 +48,16 @@ class OwnEpisode(gym.Wrapper[Any, Any, Any, Any]):
 class TellOwnEpisode(gym.Wrapper[Any, Any, Any, Any]):
     """Adds what `own` has counted to every step's info, outside of all other wrappers."""
 
-    def __init__(self, env: gym.Env[Any, Any], own: OwnEpisode):
+    def __init__(self, env: gym.Env[Any, Any], counter: OwnEpisode):
         super().__init__(env)
-        self.own = own
+        self.counter = counter
         self._told = 0  # the number of the last episode
 
     def step(self, action: Any) -> Any:
         *result, info = self.env.step(action)
-        own, is_first = self.own, self.own.number != self._told
-        self._told = own.number
-        counted = np.array([own.total, own.length, own.over, is_first], np.float64)
+        counter, is_first = self.counter, self.counter.number != self._told
+        self._told = counter.number
+        counted = np.array([counter.total, counter.length, counter.over, is_first], np.float64)
         return *result, {**info, KEY: counted}
 
 

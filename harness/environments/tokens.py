@@ -119,8 +119,8 @@ class Countdown(Task):
         if (numbers > 9).any() or (signs < PLUS).any():
             return 0.0
         target = 10 * (prompt[self.length] - 1) + prompt[self.length + 1] - 1
-        given = np.sort(prompt[: self.length] - 1)
-        is_right = (np.sort(numbers) == given).all() and self._value(numbers, signs) == target
+        allowed = np.sort(prompt[: self.length] - 1)
+        is_right = (np.sort(numbers) == allowed).all() and self._value(numbers, signs) == target
         return 1.0 if is_right else 0.1
 
     def _value(self, numbers: Array, signs: Array) -> int:

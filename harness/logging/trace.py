@@ -94,12 +94,12 @@ class TraceLogger(Logger):
     def _workers(self) -> None:
         """What workers have finished since the last time."""
         assert self._run is not None
-        for made in self._run.collector.made_batches():
-            worker, arguments = FIRST_WORKER + made.worker, {"frames": made.num_frames}
-            if made.began_ns == made.ended_ns:
-                self._moment(worker, WORK, "batch", made.ended_ns)
+        for batch in self._run.collector.made_batches():
+            worker, arguments = FIRST_WORKER + batch.worker, {"frames": batch.num_frames}
+            if batch.began_ns == batch.ended_ns:
+                self._moment(worker, WORK, "batch", batch.ended_ns)
             else:
-                self._span(worker, WORK, "batch", made.began_ns, made.ended_ns, arguments)
+                self._span(worker, WORK, "batch", batch.began_ns, batch.ended_ns, arguments)
         answers = self._run.sync.answers_since(self._seen)
         for index, applied in sorted(answers, key=lambda answer: answer[1].version):
             worker, seen_ns = FIRST_WORKER + index, applied.published_ns + applied.wake_ns

@@ -190,11 +190,11 @@ def keep(run: Any, files: Files) -> None:
     import wandb
 
     for kind in files.chosen:
-        found = dict(_found(files, kind))
-        if not found:
+        paths = dict(_found(files, kind))
+        if not paths:
             continue
         artifact = wandb.Artifact(f"{kind}-{run.id}", type=kind)
-        for name, file in found.items():
+        for name, file in paths.items():
             if kind in (MANIFEST, CODE):  # which may change before the run is sent
                 file = _copied(file, Path(run.dir, "artifacts", kind, name))
             # Else W&B copies the file into the home directory.

@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     env: int
     starts: bool  # whether its first frame is the episode's
     is_over: bool
-    seen: Open
+    episode: Open
 
 
 def _pieces(batch: TensorDictBase) -> list[Piece]:
@@ -68,11 +68,11 @@ def _pieces(batch: TensorDictBase) -> list[Piece]:
     ]
 
 
-def _told_pieces(told: Array, envs: Array, rewards: Array, done: Array) -> list[Piece]:
+def _told_pieces(counted: Array, envs: Array, rewards: Array, done: Array) -> list[Piece]:
     """The same of episodes that the environment itself counts."""
     order = np.argsort(envs, kind="stable")
-    told, envs, rewards, done = told[order], envs[order], rewards[order], done[order]
-    starts = told[:, FIRST] > 0
+    counted, envs, rewards, done = counted[order], envs[order], rewards[order], done[order]
+    starts = counted[:, FIRST] > 0
     firsts = np.flatnonzero(starts | (np.diff(envs, prepend=-1) != 0))
     lasts = np.append(firsts[1:], len(envs))[: len(firsts)] - 1
     spans = zip(firsts.tolist(), lasts.tolist(), strict=True)
@@ -80,13 +80,13 @@ def _told_pieces(told: Array, envs: Array, rewards: Array, done: Array) -> list[
         Piece(
             int(envs[last]),
             bool(starts[first]),
-            bool(told[last, OVER] > 0),
+            bool(counted[last, OVER] > 0),
             Open(
                 -1,
                 float(rewards[first : last + 1].sum()),
                 last + 1 - first,
-                float(told[last, RETURN]),
-                int(told[last, LENGTH]),
+                float(counted[last, RETURN]),
+                int(counted[last, LENGTH]),
                 bool(done[last]),
             ),
         )
@@ -112,18 +112,18 @@ class Episodes(Stateful):
 
     def add(self, batch: TensorDictBase) -> None:
         """Take in a batch [environments, time]."""
-        for env, starts, is_over, seen in _pieces(batch):
+        for env, starts, is_over, episode in _pieces(batch):
             before = self._open.pop(env, None)
             if before is not None:
-                if not starts or before.trajectory == seen.trajectory >= 0:
-                    wrapped, steps = before.wrapped + seen.wrapped, before.steps + seen.steps
-                    seen = seen._replace(wrapped=wrapped, steps=steps)
+                if not starts or before.trajectory == episode.trajectory >= 0:
+                    wrapped, steps = before.wrapped + episode.wrapped, before.steps + episode.steps
+                    episode = episode._replace(wrapped=wrapped, steps=steps)
                 elif before.is_cut:  # else it was left without an end
                     self._end(before)
             if is_over:
-                self._end(seen)
+                self._end(episode)
             else:
-                self._open[env] = seen
+                self._open[env] = episode
 
     def _end(self, episode: Open) -> None:
         gained, length = episode.wrapped, episode.steps
@@ -229,8 +229,8 @@ class Clock:
         """Seconds of each phase since the last reading, and of everything."""
         now = time.perf_counter()
         elapsed, self._read_at = now - self._read_at, now
-        fresh, self._fresh = self._fresh, dict.fromkeys(PHASES, 0.0)
-        return {f"time/{name}_s": spent for name, spent in fresh.items()}, elapsed
+        spent_s, self._fresh = self._fresh, dict.fromkeys(PHASES, 0.0)
+        return {f"time/{name}_s": spent for name, spent in spent_s.items()}, elapsed
 
     @property
     def wall_s(self) -> float:

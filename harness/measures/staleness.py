@@ -150,19 +150,19 @@ class Health(Stateful):
     @classmethod
     def of(cls, log_ratio: np.ndarray, lags: np.ndarray) -> Health:
         """Of the frames of one update."""
-        found, buckets = cls(), np.searchsorted(HIGHEST, lags)
+        health, buckets = cls(), np.searchsorted(HIGHEST, lags)
 
         def sums(values: np.ndarray) -> np.ndarray:
             return np.bincount(buckets, values, len(BUCKETS))
 
         with np.errstate(all="ignore"):
-            np.maximum.at(found.largest, buckets, log_ratio)
-            scaled = np.exp(log_ratio - found.largest[buckets])
-            found.counts = sums(np.ones(len(buckets)))
-            found.kl = sums(np.expm1(log_ratio) - log_ratio)
-            found.weight = found.largest + np.log(sums(scaled))
-            found.square = 2 * found.largest + np.log(sums(scaled * scaled))
-        return found
+            np.maximum.at(health.largest, buckets, log_ratio)
+            scaled = np.exp(log_ratio - health.largest[buckets])
+            health.counts = sums(np.ones(len(buckets)))
+            health.kl = sums(np.expm1(log_ratio) - log_ratio)
+            health.weight = health.largest + np.log(sums(scaled))
+            health.square = 2 * health.largest + np.log(sums(scaled * scaled))
+        return health
 
     def add(self, other: Health) -> None:
         """Take in the frames of another."""

@@ -133,13 +133,13 @@ class SyncMeter:
         """Workers' answers to versions later than those in `seen`, which is brought up to date."""
         if self._workers:
             _ = self._scheme.acknowledged  # takes in the answers that lie ready
-        found = []
+        answers = []
         for worker in self._workers:
             last = seen.get(worker, -1)
             for applied in self._scheme.worker(worker).since(last):
-                found.append((worker, applied))
+                answers.append((worker, applied))
                 seen[worker] = max(seen.get(worker, -1), applied.version)
-        return found
+        return answers
 
     def summary(self) -> dict[str, Any]:
         """Percentiles over the run: of the newest 2,000 publishes, and answers of each worker."""

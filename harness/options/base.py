@@ -84,7 +84,7 @@ def _comments(cls: type) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(cls))
     except (OSError, TypeError):  # typed at a prompt, say
         return {}
-    lines, found = source.splitlines(), {}
+    lines, texts = source.splitlines(), {}
     (body,) = ast.parse(source).body
     assert isinstance(body, ast.ClassDef)
     for statement in body.body:
@@ -98,8 +98,8 @@ def _comments(cls: type) -> dict[str, str]:
                 above.insert(0, line.strip().removeprefix("# "))
             text = behind[1] if behind else " ".join(above)
             if text:
-                found[statement.target.id] = text
-    return found
+                texts[statement.target.id] = text
+    return texts
 
 
 # -- plain data becomes options

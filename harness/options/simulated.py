@@ -95,12 +95,12 @@ class FailureConfig(Options):
     back_after_s: NonNegative
 
 
-def make_failures(given: Sequence[FailureConfig], num_workers: int) -> list[Any]:
+def make_failures(failures: Sequence[FailureConfig], num_workers: int) -> list[Any]:
     """The `Failure`s by time. `ConfigError` for one of a worker that is down or does not exist."""
     from collectors.schedule.simulated_pool import Failure, checked
 
     try:
-        return checked([Failure(**asdict(one)) for one in given], num_workers)
+        return checked([Failure(**asdict(one)) for one in failures], num_workers)
     except ValueError as error:
         raise ConfigError(f"collector.{error}") from None
 
@@ -202,7 +202,7 @@ class SimulatedConfig(CollectorConfig):
             "collector.frames_per_batch": (self.frames_per_batch, header.frames_per_batch),
             "env.num_envs": (config.env.num_envs, header.num_envs),
         }
-        if any(given != recorded for given, recorded in wanted.values()):
+        if any(value != recorded for value, recorded in wanted.values()):
             needed = " ".join(f"{name}={recorded}" for name, (_, recorded) in wanted.items())
             raise ConfigError(
                 f"collector.replay={replay}: it was recorded with other sizes; use {needed}"

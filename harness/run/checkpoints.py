@@ -140,8 +140,8 @@ def read(file: Path, *, run: str | None = None) -> State:
 
 
 def _check_header(header: dict[str, str], file: Path, run: str | None) -> None:
-    if (found := header.get("format")) != FORMAT:
-        written = "does not say its format" if found is None else f"is of format {found}"
+    if (format_ := header.get("format")) != FORMAT:
+        written = "does not say its format" if format_ is None else f"is of format {format_}"
         raise CheckpointError(f"{file} {one_line(written)}, expected {FORMAT}")
     if header.get("frames") != str(frames_of(file)):
         raise CheckpointError(f"{file} was written at frame {one_line(header.get('frames'))}")
@@ -198,14 +198,14 @@ def _put_together(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same values without shared memory, which safetensors refuses."""
-    seen: set[int] = set()
-    return {name: _own(tensor, seen) for name, tensor in tensors.items()}
+    storages: set[int] = set()
+    return {name: _own(tensor, storages) for name, tensor in tensors.items()}
 
 
-def _own(tensor: torch.Tensor, seen: set[int]) -> torch.Tensor:
+def _own(tensor: torch.Tensor, storages: set[int]) -> torch.Tensor:
     storage = tensor.untyped_storage()
     whole = storage.nbytes() == tensor.numel() * tensor.element_size()
-    if storage.data_ptr() in seen or not whole:
+    if storage.data_ptr() in storages or not whole:
         return tensor.clone()
-    seen.add(storage.data_ptr())
+    storages.add(storage.data_ptr())
     return tensor

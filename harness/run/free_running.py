@@ -41,8 +41,8 @@ class FreeRunning:
             if not self.collector.running:
                 wanted = min(wanted, self.replay.written)  # all that there will be
                 break
-            if (made := self.collector.counts()["collected"]) != before:
-                before, deadline = made, awake_s() + self.timeout_s
+            if (collected := self.collector.counts()["collected"]) != before:
+                before, deadline = collected, awake_s() + self.timeout_s
             elif awake_s() > deadline:
                 raise TimeoutError(
                     f"{written - seen} of {self.frames_per_batch} frames came within "
