@@ -122,7 +122,7 @@ def play(
 def _after(env: gym.Env, total: float, length: int, ended: bool) -> Episode:
     """The episode so far: counted by the environment itself if wrappers may alter the counts."""
     if isinstance(env, TellOwnEpisode):
-        total, length = env.own.total, env.own.length
+        total, length = env.counter.total, env.counter.length
     return Episode(total, length, ended)
 
 
@@ -131,11 +131,11 @@ def _go_on(env: gym.Env) -> Any:
 
     None if the environment's own episode is over, or ends with the reset that the wrapper wants.
     """
-    if not isinstance(env, TellOwnEpisode) or env.own.over:
+    if not isinstance(env, TellOwnEpisode) or env.counter.over:
         return None
-    number = env.own.number
+    number = env.counter.number
     observation, _ = env.reset()
-    return observation if env.own.number == number else None
+    return observation if env.counter.number == number else None
 
 
 class Carried:

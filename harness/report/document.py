@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -18,24 +18,36 @@ from harness.report.pages import Block, Code, Document, Table
 from harness.report.scores import EVALUATED, PER_1000, TRAINED, Report, Score, summaries, totals
 from harness.report.text import NONE, number, with_interval
 
-LATENCIES = {  # metric → what it takes so long to do
-    "sync/publish_ms": "publish",
-    "sync/ack_ms": "acknowledge",
-    "sync/apply_ms": "apply",
-}
-# Of the summary → what the column is called.
-LAGS = {
-    "policy/lag_mean": "mean",
-    "policy/lag_p95": "p95",
-    "policy/lag_max": "max",
-    "policy/dropped": "frames not learned from",
-    "collector/dropped": "frames dropped",
-}
-TEARING = {
-    "sync/tear_rate": "torn",
-    "sync/torn_calls": "calls torn",
-    "sync/checked_calls": "calls checked",
-}
+
+class Column(NamedTuple):
+    """One column of a table of medians."""
+
+    head: str
+    names: tuple[str, ...]  # numbers of the summary; several are percentiles of one thing
+    digits: int = 4
+
+    def cell(self, medians: pd.Series) -> str:
+        """The medians of one setting."""
+        values = [_median(medians, name) for name in self.names]
+        if not any(map(math.isfinite, values)):
+            return NONE
+        return " / ".join(number(value, self.digits) for value in values)
+
+
+class Medians(NamedTuple):
+    """A table of medians over seeds, with a row for each setting that has a number of `needed`."""
+
+    about: str
+    columns: list[Column]
+    needed: tuple[str, ...]
+
+
+def _columns(names: Mapping[str, str], digits: int = 4) -> list[Column]:
+    """names: number of the summary → what its column is called."""
+    return [Column(head, (name,), digits) for name, head in names.items()]
+
+
+LATENCIES = {"publish": "sync/publish_ms", "acknowledge": "sync/ack_ms", "apply": "sync/apply_ms"}
 UPDATE_LAGS = {
     "policy/lag_updates_mean": "mean",
     "policy/lag_updates_p95": "p95",
@@ -44,6 +56,66 @@ UPDATE_LAGS = {
     "policy/lag_queue_mean": "queue",
     "policy/lag_train_mean": "train",
 }
+SYNCHRONISATION = (
+    Medians(
+        "Milliseconds to publish (as long as the learner is held up), until a worker has "
+        "acknowledged, and to apply: 50th / 95th / 99th percentile of each run, the median "
+        "over seeds.",
+        [
+            *(
+                Column(head, (f"{name}_p50", f"{name}_p95", f"{name}_p99"), 3)
+                for head, name in LATENCIES.items()
+            ),
+            Column("bytes a run", ("sync/bytes",)),
+        ],
+        tuple(f"{name}_p50" for name in LATENCIES.values()),
+    ),
+    Medians(
+        "Lag: how many versions behind the newest the weights were that computed an action "
+        "the learner trained on. Medians over seeds of each run's figures. Frames that lag "
+        "more than max_lag are not learned from; frames whose worker died are dropped, and so "
+        "are those that were on their way when the run ended.",
+        _columns(
+            {
+                "policy/lag_mean": "mean",
+                "policy/lag_p95": "p95",
+                "policy/lag_max": "max",
+                "policy/dropped": "frames not learned from",
+                "collector/dropped": "frames dropped",
+            }
+        ),
+        ("policy/lag_mean",),
+    ),
+    Medians(
+        "Torn weights: the share of policy calls during which the weights changed, of those "
+        "that were checked. Medians over seeds.",
+        _columns(
+            {
+                "sync/tear_rate": "torn",
+                "sync/torn_calls": "calls torn",
+                "sync/checked_calls": "calls checked",
+            }
+        ),
+        ("sync/tear_rate",),
+    ),
+    Medians(
+        "The same lag in updates of the learner, and the parts of its mean: publish counts "
+        "updates that were not published yet, queue those between the weights that acted and "
+        "the newest published ones. Train comes on top: how far the learner moves on inside an "
+        "update while it uses the frames. With a replay buffer, it is the lag of the samples.",
+        _columns(UPDATE_LAGS),
+        tuple(UPDATE_LAGS),
+    ),
+)
+TIME = Medians(
+    "Frames a second in the learner's loop, and where its time went in seconds for 1000 "
+    "frames; medians over seeds. What no phase accounts for is called other.",
+    [
+        *_columns({"fps": "frames/s", "wall_s": "wall s"}),
+        *_columns({f"{phase}{PER_1000}": phase for phase in (*PHASES, "other")}, 3),
+    ],
+    ("fps",),
+)
 HEALTH = {  # of the summary, by bucket of lag → what the column is called
     "policy/share": "share of frames",
     "policy/ess": "ESS",
@@ -70,7 +142,7 @@ def write(report: Report, cells: pd.DataFrame, title: str) -> Document:
         sections |= {
             f"Results{about}": _results(report, report.final(task), suffix),
             f"Learning{about}": _learning(report, task, suffix),
-            f"Synchronisation{about}": _sync(report.medians.loc[task]),
+            f"Synchronisation{about}": _medians(report.medians.loc[task], SYNCHRONISATION),
             f"Health by lag{about}": _health(report.medians.loc[task]),
             f"Throughput and time{about}": _time(report, task, suffix),
         }
@@ -262,75 +334,21 @@ def _learning(report: Report, task: str, suffix: str) -> Blocks:
     yield from _comparisons(score, report)
 
 
-def _sync(medians: pd.DataFrame) -> Blocks:
-    if len(timed := _having(medians, *(f"{name}_p50" for name in LATENCIES))):
-        yield (
-            "Milliseconds to publish (as long as the learner is held up), until a worker has "
-            "acknowledged, and to apply: 50th / 95th / 99th percentile of each run, the median "
-            "over seeds."
-        )
+def _medians(medians: pd.DataFrame, tables: Sequence[Medians]) -> Blocks:
+    """The tables that have a row."""
+    for table in tables:
+        numbers = medians.reindex(columns=list(table.needed))
         rows = [
-            [
-                setting,
-                *(
-                    _percentiles([_median(row, f"{name}_{p}") for p in ("p50", "p95", "p99")])
-                    for name in LATENCIES
-                ),
-                number(_median(row, "sync/bytes")),
-            ]
-            for setting, row in timed.iterrows()
+            [setting, *(column.cell(row) for column in table.columns)]
+            for setting, row in medians[numbers.notna().any(axis=1)].iterrows()
         ]
-        yield Table(["setting", *LATENCIES.values(), "bytes a run"], rows, numbers=True)
-    yield from _medians(
-        medians,
-        LAGS,
-        ["policy/lag_mean"],
-        "Lag: how many versions behind the newest the weights were that computed an action "
-        "the learner trained on. Medians over seeds of each run's figures. Frames that lag "
-        "more than max_lag are not learned from; frames whose worker died are dropped, and so "
-        "are those that were on their way when the run ended.",
-    )
-    yield from _medians(
-        medians,
-        TEARING,
-        ["sync/tear_rate"],
-        "Torn weights: the share of policy calls during which the weights changed, of those "
-        "that were checked. Medians over seeds.",
-    )
-    yield from _medians(
-        medians,
-        UPDATE_LAGS,
-        list(UPDATE_LAGS),
-        "The same lag in updates of the learner, and the parts of its mean: publish counts "
-        "updates that were not published yet, queue those between the weights that acted and "
-        "the newest published ones. Train comes on top: how far the learner moves on inside an "
-        "update while it uses the frames. With a replay buffer, it is the lag of the samples.",
-    )
-
-
-def _having(medians: pd.DataFrame, *names: str) -> pd.DataFrame:
-    """The settings that have one of these numbers."""
-    return medians[medians.reindex(columns=list(names)).notna().any(axis=1)]
+        if rows:
+            yield table.about
+            yield Table(["setting", *(column.head for column in table.columns)], rows, numbers=True)
 
 
 def _median(medians: pd.Series, name: str) -> float:
     return float(medians.get(name, math.nan))
-
-
-def _medians(
-    medians: pd.DataFrame, columns: Mapping[str, str], needed: Sequence[str], about: str
-) -> Blocks:
-    """The medians of the settings that have one of the numbers that are needed.
-
-    columns: number of the summary → its column.
-    """
-    if len(shown := _having(medians, *needed)):
-        yield about
-        rows = [
-            [setting, *(number(_median(row, name)) for name in columns)]
-            for setting, row in shown.iterrows()
-        ]
-        yield Table(["setting", *columns.values()], rows, numbers=True)
 
 
 def _health(medians: pd.DataFrame) -> Blocks:
@@ -352,37 +370,17 @@ def _health(medians: pd.DataFrame) -> Blocks:
     yield Table(["setting", "lag", *HEALTH.values()], rows, numbers=True)
 
 
-def _percentiles(values: Sequence[float]) -> str:
-    if not any(map(math.isfinite, values)):
-        return NONE
-    return " / ".join(number(value, 3) for value in values)
-
-
 def _time(report: Report, task: str, suffix: str) -> Blocks:
-    timed = _having(report.medians.loc[task], "fps")
-    if timed.empty:
-        return
-    phases = (*PHASES, "other")
-    yield (
-        "Frames a second in the learner's loop, and where its time went in seconds for 1000 "
-        "frames; medians over seeds. What no phase accounts for is called other."
-    )
-    rows = [
-        [
-            setting,
-            *(number(_median(row, name)) for name in ("fps", "wall_s")),
-            *(number(_median(row, f"{phase}{PER_1000}"), 3) for phase in phases),
-        ]
-        for setting, row in timed.iterrows()
-    ]
-    yield Table(["setting", "frames/s", "wall s", *phases], rows, numbers=True)
-    yield drawing.draw(
-        lambda: figures.throughput(report, task),
-        f"throughput{suffix}",
-        "Throughput against staleness: a dot for each run, a diamond for the medians of a "
-        "setting. Fast and fresh is the upper left.",
-        report.plan.labels(task),
-    )
+    blocks = list(_medians(report.medians.loc[task], [TIME]))
+    yield from blocks
+    if blocks:
+        yield drawing.draw(
+            lambda: figures.throughput(report, task),
+            f"throughput{suffix}",
+            "Throughput against staleness: a dot for each run, a diamond for the medians of a "
+            "setting. Fast and fresh is the upper left.",
+            report.plan.labels(task),
+        )
 
 
 def _failures(runs: pd.DataFrame) -> Blocks:

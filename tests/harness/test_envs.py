@@ -308,16 +308,16 @@ def test_a_life_lost_ends_no_game():
     config = described("atari", id="ALE/Breakout-v5", wrappers=wrappers)
     with closing(EnvFactory(config)()) as env:
         env.reset(seed=0)
-        first, lives = env.own.number, []
-        while not env.own.over:
+        first, lives = env.counter.number, []
+        while not env.counter.over:
             env.action_space.seed(len(lives))
             *_, terminated, _, _ = env.step(env.action_space.sample())
             if terminated:
                 lives.append(env.unwrapped.ale.lives())
-                if not env.own.over:
+                if not env.counter.over:
                     env.reset()
         assert lives == [4, 3, 2, 1, 0]
-        assert env.own.number == first
+        assert env.counter.number == first
         env.reset()
-        assert env.own.number > first
+        assert env.counter.number > first
         assert env.unwrapped.ale.lives() == 5
