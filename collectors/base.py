@@ -37,9 +37,9 @@ from collectors.rollout.seeds import Seeds, check_seed, fresh_seed, next_seed
 from collectors.rollout.spaces import Key
 from collectors.schedule.recording import Recorder
 from collectors.signatures import Arguments, takes
-from collectors.weights.models import POLICY, check_apart, find_model, sends_weights
+from collectors.weights.chain import Chain
+from collectors.weights.models import check_apart, find_model, sends_weights
 from collectors.weights.publisher import Publisher
-from collectors.weights.receiver import VersionMap
 from collectors.workers.fair_lock import FairLock
 from collectors.workers.handle import WorkerHandle
 from collectors.workers.pool import WorkerPool
@@ -123,8 +123,7 @@ class BaseCollector(ABC):
         self._stopping = False
         self._error: BaseException | None = None
         self._threads_before: int | None = None
-        self._receivers: dict[str, WeightSyncScheme] = {}
-        self._above = VersionMap()
+        self._chain = Chain()
         self._wait_s = 0.0
         # The newest version when the last batch was finished; None if that is not known.
         self.newest_at_end: int | None = None
@@ -241,7 +240,8 @@ class BaseCollector(ABC):
     def _next(self) -> Any:
         """The next batch, as the user gets it; None if it went into the replay buffer."""
         self._raise_error()
-        self.receive_weights()
+        if self._chain.schemes:
+            self.receive_weights()
         while True:
             with self._lock:  # the next thread finds the batch both counted and in the buffer
                 batch = self._gathered()
@@ -260,8 +260,8 @@ class BaseCollector(ABC):
             raise RuntimeError("the collector is paused: leave `with collector.pause()` first")
         began = time.monotonic()
         batch = self._gather()
-        if self._receivers and self.options.track_policy_version:
-            batch["policy_version"] = self._above.translate(batch["policy_version"])
+        if self._chain.schemes and self.options.track_policy_version:
+            batch["policy_version"] = self._chain.translate(batch["policy_version"])
         frames = frames_of(batch)
         self.frames += frames
         self.batches += 1
@@ -360,23 +360,17 @@ class BaseCollector(ABC):
             raise ValueError("pass the weights once: as first argument, weights= or policy=")
         self._raise_error()
         by_model = self.publisher.check(weights_dict, model_id, given[0] if given else None)
-        self._note_above(self.publisher.version + 1)  # before any worker can have it
+        self._chain.note_published(self.publisher.version + 1)  # before any worker can have it
         self.pool.publish(by_model, worker_ids)
 
     @property
     def policy_version(self) -> int:
         """The version last published."""
-        return self._above.newest if self._receivers else self.publisher.version
+        return self._chain.newest if self._chain.schemes else self.publisher.version
 
     def get_policy_version(self) -> int:
         """The version last published."""
         return self.policy_version
-
-    def _note_above(self, version: int) -> None:
-        """Note that from its version `version` on, the collector has the outer weights."""
-        if self._receivers:
-            main = self._receivers.get(POLICY) or next(iter(self._receivers.values()))
-            self._above.note(version, max(0, main.version))
 
     def increment_version(self) -> None:
         """Publish the current weights as the next version."""
@@ -399,9 +393,7 @@ class BaseCollector(ABC):
         in another process or, if these are copies, in this one.
         """
         for model_id, scheme in weight_recv_schemes.items():
-            scheme.init_on_receiver(model_id=model_id, context=self, worker_idx=self.worker_idx)
-            self._receivers[model_id] = scheme
-            scheme.connect(background=False)
+            self._chain.add(model_id, scheme, self)
 
     @ends_on_interrupt
     def receive_weights(self, timeout: float | None = None) -> bool:
@@ -411,8 +403,7 @@ class BaseCollector(ABC):
                 f"receive_weights(timeout={shown(timeout)}): expected seconds; to pass weights, "
                 "call update_policy_weights_()"
             )
-        received = [scheme.receive(timeout) for scheme in self._receivers.values()]
-        return any(weights is not None for weights in received)
+        return self._chain.receive(timeout)
 
     # -- collecting in the background
 
@@ -601,7 +592,7 @@ class BaseCollector(ABC):
             # A state of an older version has no number of batches.
             self.batches = int(state.get("batches", self.frames // self.frames_per_batch))
             self.publisher.base = base
-            self._note_above(self.publisher.version)
+            self._chain.note_published(self.publisher.version)
             self._assembler.load_state_dict(state["whole"])
         _warn_of_lost([text for restored in workers for text in restored.lost])
         return all(restored.is_exact for restored in workers)
@@ -638,8 +629,7 @@ class BaseCollector(ABC):
                 after.callback(torch.set_num_threads, self._threads_before)
             if hasattr(self, "publisher"):
                 after.callback(self.publisher.shutdown)
-            for scheme in self._receivers.values():
-                after.callback(scheme.shutdown)
+            after.callback(self._chain.shutdown)
             if self._thread is not None and self._thread is not threading.current_thread():
                 after.callback(self._thread.join, seconds)
             try:
