@@ -28,6 +28,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, TypeVar
 
+from harness.errors import ConfigError, suggest
 from harness.options import algorithms as algo
 from harness.options import algorithms as objective
 from harness.options import collectors as collect
@@ -35,7 +36,6 @@ from harness.options import loggers as log
 from harness.options import models as model
 from harness.options import simulated, sync
 from harness.options.base import Options, summary
-from harness.options.errors import ConfigError, suggest
 
 ENTRY_POINTS = "lockstep.plugins"
 

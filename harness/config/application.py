@@ -37,7 +37,7 @@ from yaml import YAMLError
 from harness.config.compose import CONF, HYDRA_VERSION, Place, quoted, resumed_run, task_overrides
 from harness.config.explain import explain, explained
 from harness.config.help import page
-from harness.options.errors import ConfigError, ImpossiblePair
+from harness.errors import ConfigError, ImpossiblePair
 
 if TYPE_CHECKING:
     from harness.config.plan import RunPlan

@@ -24,10 +24,10 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 import harness
+from harness.errors import ConfigError
 from harness.files import DEEPEST, parse_yaml
 from harness.options.base import defaults, mappings
 from harness.options.collectors import nodes_started
-from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, EnvConfig, RunConfig
 from harness.registry import GROUPS, load_plugins
 

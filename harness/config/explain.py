@@ -17,9 +17,9 @@ from yaml import MarkedYAMLError, YAMLError
 
 from harness import COMMANDS
 from harness.config.compose import CONF
+from harness.errors import ConfigError, install_command, nearest, show, suggest
 from harness.files import parse_yaml
-from harness.options.base import UnknownOption, join, paths, show
-from harness.options.errors import ConfigError, install_command, nearest, suggest
+from harness.options.base import UnknownOption, join, paths
 from harness.options.run import CommandConfig, EnvConfig, RunConfig
 from harness.registry import GROUPS
 

@@ -12,9 +12,9 @@ from typing import get_type_hints
 import yaml
 
 from harness.config.compose import CONF
+from harness.errors import ConfigError, show
 from harness.files import flatten
-from harness.options.base import Options, comments, defaults, show, summary
-from harness.options.errors import ConfigError
+from harness.options.base import Options, comments, defaults, summary
 from harness.options.run import CommandConfig, EnvConfig, RunConfig
 from harness.registry import GROUPS, Registry, objectives, wrappers
 

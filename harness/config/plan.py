@@ -16,9 +16,9 @@ from harness.config.explain import explained
 from harness.config.search import Trial
 from harness.config.stored import read_options, resumed_options
 from harness.environments.factory import check_environment, find
+from harness.errors import ConfigError
 from harness.files import to_yaml
 from harness.options.base import build, convert, in_types
-from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, Config, RunConfig
 from harness.options.simulated import SimulatedConfig
 from harness.registry import (

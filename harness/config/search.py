@@ -22,8 +22,8 @@ import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
+from harness.errors import ConfigError
 from harness.files import read_json
-from harness.options.errors import ConfigError
 from harness.run.directory import RunDir
 
 if TYPE_CHECKING:

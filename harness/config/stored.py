@@ -14,8 +14,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from harness.config.compose import parsed
+from harness.errors import ConfigError
 from harness.files import MOST_BYTES_YAML, DamagedError, parse_yaml, read_text
-from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig
 
 # What a checkpoint holds the state of: a resumed run goes on with these as they were.

@@ -26,8 +26,8 @@ from harness.config.plan import RunPlan, make_folder, plain, plan_from
 from harness.config.search import SearchConfig, Trial, split
 from harness.config.sweep_progress import NEVER_STARTED, Progress, failures, is_stopped
 from harness.environments.factory import single
+from harness.errors import ConfigError, ImpossiblePair, require
 from harness.logging.display import program
-from harness.options.errors import ConfigError, ImpossiblePair, require
 from harness.options.run import Config
 from harness.run.build import make_learner
 from harness.run.directory import RunDir

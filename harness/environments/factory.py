@@ -26,8 +26,8 @@ from harness.environments.own_returns import (
     TellOwnEpisode,
     as_number,
 )
+from harness.errors import ConfigError, require, suggest
 from harness.options.base import build
-from harness.options.errors import ConfigError, require, suggest
 from harness.options.run import EnvConfig
 from harness.registry import choice, import_named, load, load_plugins, wrappers
 

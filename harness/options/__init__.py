@@ -13,6 +13,7 @@ from collectors.annotations import (
     Seconds,
     Share,
 )
+from harness.errors import ConfigError, ImpossiblePair
 from harness.options.algorithms import (
     AlgorithmConfig,
     DQNConfig,
@@ -24,7 +25,6 @@ from harness.options.algorithms import (
 )
 from harness.options.base import Options
 from harness.options.collectors import CollectorConfig
-from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.loggers import LoggerConfig
 from harness.options.models import (
     CNNConfig,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from collectors.annotations import Count, NonNegative, NonNegativeInt, Positive, Range, Share
+from harness.errors import ConfigError
 from harness.options.base import Options, linked
-from harness.options.errors import ConfigError
 from harness.options.models import ImageConfig
 
 Stale = Literal["drop", "mask", "wait"]  # `wait` leaves nothing to drop

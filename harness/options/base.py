@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from collectors.annotations import Checker, Mismatch, hints
-from harness.options.errors import ConfigError, nearest, suggest
+from harness.errors import ConfigError, nearest, show, suggest
 
 T = TypeVar("T")
 
@@ -244,15 +244,6 @@ def paths(cls: type) -> Iterator[str]:
             yield from (f"{name}.{path}" for path in paths(annotation))
         else:
             yield name
-
-
-def show(value: Any) -> str:
-    """A value as a user would write it on the command line."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
 
 
 def join(path: str, key: str) -> str:

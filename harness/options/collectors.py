@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from collectors.annotations import Count, NonNegative, NonNegativeInt, Range, Seconds
+from harness.errors import ConfigError, require
 from harness.options.base import Options, linked
-from harness.options.errors import ConfigError, require
 
 Threads = Annotated[int, Range(1, 4096)]
 Workers = Annotated[int, Range(1, 4096)]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from collectors.annotations import Positive
+from harness.errors import require
 from harness.options.base import Options
-from harness.options.errors import require
 
 
 @dataclass

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from collectors.annotations import Count, NonNegativeInt, Range, Seconds
+from harness.errors import ConfigError, show
 from harness.options.algorithms import AlgorithmConfig
-from harness.options.base import Options, show
+from harness.options.base import Options
 from harness.options.collectors import CollectorConfig
-from harness.options.errors import ConfigError
 from harness.options.models import ModelConfig
 from harness.options.sync import SyncConfig
 

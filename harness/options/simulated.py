@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from collectors.annotations import Count, NonNegative, NonNegativeInt, Positive, Range, Share
+from harness.errors import ConfigError
 from harness.files import check_ordinary
 from harness.options.base import Options
 from harness.options.collectors import CollectorConfig, Threads, Workers
-from harness.options.errors import ConfigError
 
 Milliseconds = Annotated[float, Range(0, 1e9)]
 

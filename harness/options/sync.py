@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from collectors.annotations import Count, NonNegative, NonNegativeInt, Positive, Seconds, Share
-from harness.options.base import Options, linked, show
-from harness.options.errors import ConfigError, ImpossiblePair, suggest
+from harness.errors import ConfigError, ImpossiblePair, show, suggest
+from harness.options.base import Options, linked
 
 
 @dataclass

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from harness.options.errors import suggest
+from harness.errors import suggest
 from harness.report.settings import by_size
 from harness.report.statistics import (
     LEVEL,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from harness.options.errors import suggest
+from harness.errors import suggest
 from harness.report.settings import MISSING, TASK, Factor, Options, Plan, by_size, values_of
 
 

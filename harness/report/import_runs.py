@@ -16,8 +16,8 @@ from typing import Any
 
 import pandas as pd
 
+from harness.errors import suggest
 from harness.files import MOST_BYTES_YAML, DamagedError, parse_yaml, read_text
-from harness.options.errors import suggest
 from harness.report.log_files import READERS, STEP, TIME, Log, read_log
 from harness.report.runs import FRAMEWORK, Run
 

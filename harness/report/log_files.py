@@ -23,9 +23,9 @@ from typing import Any
 
 import pandas as pd
 
+from harness.errors import require
 from harness.files import DamagedError, check_ordinary, parse_yaml, read_text
 from harness.logging import wandb_offline
-from harness.options.errors import require
 
 MOST_BYTES = 1 << 30
 STEP, TIME = "step", "time"  # columns that a format has by itself; seconds

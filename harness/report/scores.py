@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from gymnasium.envs.registration import registry
 
+from harness.errors import suggest
 from harness.measures import PHASES
-from harness.options.errors import suggest
 from harness.report.comparisons import DEFAULT_MARGIN, Margin, compare_pairs, interactions
 from harness.report.design import Design
 from harness.report.progress import show_progress

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
+from harness.errors import show
 from harness.logging.numbers import plural
-from harness.options.base import show
 from harness.report.runs import FRAMEWORK
 
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from harness.errors import ConfigError
 from harness.files import (
     check_ordinary,
     is_alive,
@@ -23,7 +24,6 @@ from harness.files import (
     write_atomic,
     write_json,
 )
-from harness.options.errors import ConfigError
 from harness.options.simulated import SCHEDULE
 from harness.run.provenance import now
 

@@ -23,12 +23,12 @@ from harness.config.plan import RunPlan
 from harness.config.search import Pruned, objective
 from harness.environments.evaluate import Evaluator
 from harness.environments.factory import EnvFactory, single
+from harness.errors import ConfigError
 from harness.files import one_line, read_json
 from harness.logging import Loggers, RunInfo, make_loggers
 from harness.logging.display import Display
 from harness.measures.sync_meter import SyncMeter
 from harness.options.collectors import JoiningCollectorConfig
-from harness.options.errors import ConfigError
 from harness.options.run import Config
 from harness.run.build import (
     describe_sync,

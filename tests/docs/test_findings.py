@@ -7,8 +7,8 @@ import tarfile
 import pytest
 
 from harness import reproduce
+from harness.errors import ConfigError
 from harness.files import read_json
-from harness.options.errors import ConfigError
 from harness.run.provenance import hardware
 from tests.docs.pages import ROOT
 

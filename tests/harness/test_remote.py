@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 import run
+from harness.errors import ImpossiblePair
 from harness.files import read_json
 from harness.options.base import build
 from harness.options.collectors import RayCollectorConfig
-from harness.options.errors import ImpossiblePair
 from harness.run.checkpoints import Checkpoints
 from harness.run_comparison import compare_records, compare_weights
 from tests.collectors.remote.support import EACH

@@ -11,8 +11,8 @@ import warnings
 
 import pytest
 
+from harness.errors import ConfigError
 from harness.files import plain, read_json, write_atomic, write_json
-from harness.options.errors import ConfigError
 from harness.run.directory import RunDir, RunDirInUse
 from harness.run.provenance import command, manifest
 from tests.harness.small import little_room

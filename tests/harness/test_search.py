@@ -15,8 +15,8 @@ import run
 from harness.config.compose import compose_run
 from harness.config.plan import plan_run
 from harness.config.search import Pruned, Search, SearchConfig, Trial, split
+from harness.errors import ConfigError
 from harness.files import read_json, write_json
-from harness.options.errors import ConfigError
 from harness.run.execution import execute
 from tests.harness.config.composed import config_of
 from tests.harness.small import SMALL, Command, states, wait_until

@@ -24,10 +24,10 @@ import run
 from harness.config.plan import plan_run
 from harness.config.sweep import check_launcher
 from harness.config.sweep_progress import failures
+from harness.errors import ConfigError
 from harness.files import parse_yaml, read_json, write_json
 from harness.logging import Loggers
 from harness.options.base import build
-from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig
 from harness.report import main as report
 from harness.run.execution import Outcome, own_state

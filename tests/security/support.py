@@ -12,7 +12,7 @@ import pytest
 import run
 from harness.config.application import USAGE_ERROR
 from harness.config.plan import plan_run
-from harness.options.errors import ConfigError
+from harness.errors import ConfigError
 from harness.run.directory import RunDir
 from harness.run.execution import execute
 

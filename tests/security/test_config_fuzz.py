@@ -18,8 +18,8 @@ from harness.config.compose import CONF
 from harness.config.explain import known_options
 from harness.config.help import groups
 from harness.config.plan import plan_run, to_config
+from harness.errors import ConfigError
 from harness.files import LONGEST_LINE, DamagedError, parse_yaml, to_yaml
-from harness.options.errors import ConfigError
 from harness.run.build import make_learner
 from tests.security.support import command
 

@@ -15,8 +15,8 @@ import torch
 import run
 from harness.config.plan import to_config
 from harness.config.stored import read_options
+from harness.errors import ConfigError
 from harness.files import parse_yaml, read_json, to_yaml
-from harness.options.errors import ConfigError
 from harness.run.checkpoints import Checkpoints
 from harness.run.directory import RunDir
 from tests.security import support

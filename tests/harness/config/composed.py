@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.config.compose import compose_run
 from harness.config.explain import explained
 from harness.config.plan import follow_recording, plain, plan_run, to_config
-from harness.options.errors import ConfigError
+from harness.errors import ConfigError
 from harness.options.run import CommandConfig, Config
 
 GROUPS = ("algo", "collector", "sync", "env", "model", "logger", "experiment")

@@ -13,9 +13,9 @@ from gymnasium.envs.registration import EnvSpec
 from harness.config.compose import CONF, compose_run
 from harness.config.help import groups
 from harness.config.plan import plain, plan_run
+from harness.errors import install_command
 from harness.options import ConfigError, ImpossiblePair, PPOConfig, SACConfig
 from harness.options.base import comments
-from harness.options.errors import install_command
 from harness.options.run import EnvConfig
 from harness.registry import GROUPS, algorithms
 from tests.harness.config.composed import config_of, error_of
@@ -269,7 +269,7 @@ def test_the_command_that_installs_an_extra_works_where_it_is_typed(
     is_checkout, here, command, monkeypatch, tmp_path
 ):
     if not is_checkout:
-        monkeypatch.setattr("harness.options.errors.ROOT", tmp_path)
+        monkeypatch.setattr("harness.errors.ROOT", tmp_path)
     monkeypatch.chdir(here)
     assert install_command("ray") == command
 

@@ -9,8 +9,8 @@ import pytest
 from collectors.schedule.costs import Cost, Stragglers
 from collectors.schedule.network import Network
 from collectors.schedule.simulated_pool import Failure
+from harness.errors import ConfigError, ImpossiblePair
 from harness.options.base import build
-from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.simulated import SimulatedConfig
 from harness.options.sync import LinkConfig, SharedMemConfig
 from sync import PRESETS

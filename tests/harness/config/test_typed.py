@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 
 from collectors.annotations import NonNegative, Positive, Share
+from harness.errors import ConfigError, nearest, suggest
 from harness.options.base import build, paths
-from harness.options.errors import ConfigError, nearest, suggest
 
 
 @dataclass

@@ -12,9 +12,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from harness.config.plan import plan_run
+from harness.errors import ConfigError
 from harness.logging import Histogram, RunInfo
 from harness.logging.tensorboard import TensorBoardLogger
-from harness.options.errors import ConfigError
 from harness.options.loggers import TensorBoardConfig
 from harness.run.directory import RunDir
 

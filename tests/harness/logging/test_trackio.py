@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.config.plan import plan_run
-from harness.options.errors import ConfigError
+from harness.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 MISSING = importlib.util.find_spec("trackio") is None

@@ -7,10 +7,11 @@ import importlib.util
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from harness.files import one_line
 
-ROOT = Path(__file__).resolve().parents[2]  # a checkout, or where packages are installed
+ROOT = Path(__file__).resolve().parents[1]  # a checkout, or where packages are installed
 
 
 class ConfigError(ValueError):
@@ -56,3 +57,12 @@ def suggest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     if len(known) > 30:
         return "no known name is near it"
     return f"known: {', '.join(sorted(known))}" if known else "nothing is known there"
+
+
+def show(value: Any) -> str:
+    """A value as a user would write it on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
