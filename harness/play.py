@@ -20,7 +20,7 @@ from harness.config.stored import add_import_flags, trusted_options
 from harness.environments.evaluate import play
 from harness.environments.factory import EnvFactory, single
 from harness.files import one_line, write_atomic
-from harness.logging.numbers import readable
+from harness.numbers import readable
 from harness.options.run import Config
 from harness.run.build import make_learner
 from harness.run.checkpoints import CheckpointError, Checkpoints

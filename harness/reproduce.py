@@ -21,7 +21,7 @@ from harness.config.plan import RunPlan, to_config
 from harness.config.search import objective
 from harness.config.stored import add_import_flags, changed, trusted_options
 from harness.files import one_line, parse_yaml, read_json
-from harness.logging.numbers import readable
+from harness.numbers import readable
 from harness.options.base import defaults
 from harness.options.run import Config
 from harness.options.simulated import SCHEDULE, SimulatedConfig

@@ -24,8 +24,8 @@ from rich.tree import Tree
 
 from harness.logging import Watched
 from harness.logging.dashboard import Dashboard
-from harness.logging.numbers import Unused, readable
 from harness.measures import PHASES
+from harness.numbers import Unused, readable
 
 
 class Display:

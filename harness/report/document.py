@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from harness.files import one_line
-from harness.logging.numbers import count
 from harness.measures import BUCKETS, PHASES
+from harness.numbers import count
 from harness.report import drawing, figures, verdict
 from harness.report.pages import Block, Code, Document, Table
 from harness.report.scores import EVALUATED, PER_1000, TRAINED, Report, Score, summaries, totals

@@ -25,7 +25,6 @@ import pandas as pd
 
 from harness.errors import require
 from harness.files import DamagedError, check_ordinary, parse_yaml, read_text
-from harness.logging import wandb_offline
 
 MOST_BYTES = 1 << 30
 STEP, TIME = "step", "time"  # columns that a format has by itself; seconds
@@ -149,6 +148,8 @@ def _of_markdown(text: str) -> dict[str, Any]:
 
 
 def _read_wandb(file: Path) -> list[Log]:
+    from harness.logging import wandb_offline  # and with it what loggers need
+
     try:
         rows = wandb_offline.records(file.read_bytes())
     except ValueError as error:

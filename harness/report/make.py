@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness.files import write_atomic
-from harness.logging.numbers import count
+from harness.numbers import count
 from harness.report import tables
 from harness.report.comparisons import Margin
 from harness.report.design import make_design

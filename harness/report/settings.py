@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from harness.errors import show
-from harness.logging.numbers import plural
+from harness.numbers import plural
 from harness.report.runs import FRAMEWORK
 
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other

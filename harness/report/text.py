@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from harness.logging.numbers import readable
+from harness.numbers import readable
 
 NONE = "–"
 MOST_NAMES = 12  # of a list

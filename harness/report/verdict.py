@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.logging.numbers import Unused, count, plural
+from harness.numbers import Unused, count, plural
 from harness.report import drawing, figures
 from harness.report.comparisons import (
     EQUIVALENT,

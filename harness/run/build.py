@@ -19,7 +19,7 @@ from harness.algorithms.interface import Learner, Setup
 from harness.environments.factory import EnvFactory, alters_returns, single
 from harness.environments.own_returns import KEY, UNKNOWN
 from harness.errors import ConfigError, ImpossiblePair
-from harness.logging.numbers import count
+from harness.numbers import count
 from harness.options.run import Config, EnvConfig
 from harness.options.sync import SyncConfig
 from harness.registry import algorithms, callbacks, collectors, schemes
