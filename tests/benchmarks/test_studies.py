@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import tarfile
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks import collapse, hidden, rate_lag, seeds
+from benchmarks import collapse, hidden, pack, rate_lag, seeds
+from harness.report.runs import FILES, read_runs
+from harness.report.scores import TRAINED
+from tests.harness.report.synthetic import make_sweep
 
 RATES, LAGS = (1e-4, 2e-4, 4e-4), (0, 1, 2, 4, 8)
 
@@ -95,3 +101,18 @@ def test_hidden_numbers_are_not_shown_and_the_others_are_scaled():
     observation, _ = shown.reset(seed=1)
     assert observation in shown.observation_space
     np.testing.assert_allclose(observation, env.unwrapped.state[[0, 2]] * [1, 10], rtol=1e-6)
+
+
+def test_a_report_of_packed_runs_is_that_of_the_runs(tmp_path):
+    sweep = make_sweep(tmp_path / "study", schemes={"shared_mem": 100.0, "hogwild": 50.0})
+    (sweep / "sync=hogwild,seed=1" / "checkpoints").mkdir()
+    archive = tmp_path / "records" / "study.tar.xz"
+    assert pack.pack(sweep, archive) == 6
+    with tarfile.open(archive) as packed:
+        assert {Path(name).name for name in packed.getnames()} == set(FILES)
+        packed.extractall(tmp_path / "again", filter="data")
+    before, after = (
+        read_runs([root / "study"], [TRAINED]) for root in (tmp_path, tmp_path / "again")
+    )
+    pd.testing.assert_frame_equal(before.records, after.records, rtol=1e-5)
+    assert before.runs["options"].tolist() == after.runs["options"].tolist()
