@@ -7,7 +7,7 @@
     tar xf docs/findings/records/rate_lag.tar.xz -C outputs
     python -m harness.report outputs/rate_lag --x sync.lag --hue algo.learning_rate
 
-Numbers in `metrics.jsonl` have six significant digits, which halves the file. The rest is as it was.
+Numbers in `metrics.jsonl` have six significant digits, which halves the file.
 """
 
 from __future__ import annotations

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import tarfile
+from copy import deepcopy
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
-from benchmarks import collapse, hidden, pack, rate_lag, seeds
+from benchmarks import collapse, hidden, hypotheses, pack, rate_lag, seeds
+from harness.config.compose import compose_run
 from harness.report.runs import FILES, read_runs
 from harness.report.scores import TRAINED
+from tests.harness.config.experiments import jobs_of_experiment
 from tests.harness.report.synthetic import make_sweep
 
 RATES, LAGS = (1e-4, 2e-4, 4e-4), (0, 1, 2, 4, 8)
@@ -116,3 +120,66 @@ def test_a_report_of_packed_runs_is_that_of_the_runs(tmp_path):
     )
     pd.testing.assert_frame_equal(before.records, after.records, rtol=1e-5)
     assert before.runs["options"].tolist() == after.runs["options"].tolist()
+
+
+def outcomes(means, kind, margin=10.0) -> str:
+    """The verdict on two settings with these means, ten seeds each."""
+    values = pd.DataFrame(
+        {
+            "sync.lag": np.repeat([0, 4], 10),
+            "seed": np.tile(np.arange(10), 2),
+            "score": np.repeat(means, 10) + np.random.default_rng(1).normal(0, 5, 20),
+        }
+    )
+    left, right = (hypotheses.Side({"sync.lag": lag}) for lag in (0, 4))
+    (row,) = hypotheses.decide(
+        values, [hypotheses.Claim(1, left, kind, right)], margin
+    ).itertuples()
+    return row.verdict
+
+
+@pytest.mark.parametrize(
+    ("means", "kind", "verdict"),
+    [
+        ((100, 60), "higher", "confirmed"),
+        ((60, 100), "higher", "the opposite"),
+        ((60, 100), "lower", "confirmed"),
+        ((100, 100), "higher", "not told apart"),
+        ((100, 100), "same", "confirmed"),
+        ((100, 60), "same", "not shown"),
+        ((100, 60), "at least", "confirmed"),
+        ((100, 100), "at least", "confirmed"),
+        ((60, 100), "at least", "not shown"),
+    ],
+)
+def test_a_claim_is_confirmed_by_what_it_says(means, kind, verdict):
+    assert outcomes(means, kind) == verdict
+
+
+@pytest.mark.parametrize("study", hypotheses.STUDIES)
+def test_each_claim_is_about_settings_of_its_sweep(study):
+    claims = list(hypotheses.STUDIES[study].claims())
+    composed = compose_run([f"experiment={study}"])
+    jobs = []
+    for overrides in jobs_of_experiment(study, "seed=1"):
+        job = deepcopy(composed)
+        for name, value in (override.split("=") for override in overrides):
+            if name not in ("experiment", "seed"):
+                OmegaConf.update(job, name, int(value) if name == "point" else value)
+        jobs.append(job)
+    for side in (side for claim in claims for side in (claim.left, claim.right)):
+        for setting in filter(None, side):
+            assert any(
+                all(
+                    hypotheses.equal(wanted, OmegaConf.select(job, name))
+                    for name, wanted in setting.items()
+                )
+                for job in jobs
+            ), setting
+
+
+def test_a_claim_whose_seeds_do_not_pair_is_refused():
+    values = pd.DataFrame({"sync.lag": [0, 0, 4], "seed": [1, 2, 1], "score": [1.0, 2.0, 3.0]})
+    left, right = (hypotheses.Side({"sync.lag": lag}) for lag in (0, 4))
+    with pytest.raises(ValueError, match="2 and 1 runs, of which 1 have the same seed"):
+        hypotheses.decide(values, [hypotheses.Claim(1, left, "same", right)], 1.0)
