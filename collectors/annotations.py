@@ -46,6 +46,7 @@ Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(0, 1, above=True)]
+Port = Annotated[int, Range(0, 65535)]
 Seconds = Annotated[float, Range(0, 1e9, above=True)]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from collectors.annotations import Port, check_fields
 from collectors.options import Options
 from collectors.remote.launcher import Launcher
 from collectors.remote.local_processes import Processes
@@ -94,8 +95,11 @@ class JoiningOptions:
 
     launcher: Literal["local", "env"] | None = None
     host: str = "127.0.0.1"
-    port: int = 0
+    port: Port = 0
     address: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,6 @@ class Joining:
 
     def __init__(self, options: dict[str, Any]):
         joining = taken(JoiningOptions, options)
-        if not 0 <= joining.port <= 65535:
-            raise ValueError(f"port={joining.port}: expected 0 to 65535")
         self._host, self._port, self._address = joining.host, joining.port, joining.address
         self._ranks: Ranks | None = None
         if check_launcher(joining.launcher) == "env":

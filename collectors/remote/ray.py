@@ -14,6 +14,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from collectors.annotations import check_fields
 from collectors.options import per_worker
 from collectors.remote.base import RemoteCollector
 from collectors.remote.launcher import Launcher
@@ -239,6 +240,9 @@ class ClusterOptions:
     address: str | None = None
     ray_init_config: Mapping[str, Any] | None = None
     remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,4 @@ def check_launcher(launcher: str | None) -> str:
     """The launcher to use; None means "env" if there are ranks."""
     if launcher is None:
         return "env" if all(os.environ.get(name) for name in _NEEDED) else "local"
-    if launcher not in ("local", "env"):
-        raise ValueError(
-            f"launcher={launcher!r}: expected 'local', 'env', or None for 'env' if RANK and "
-            "WORLD_SIZE are set"
-        )
     return launcher

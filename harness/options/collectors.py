@@ -6,7 +6,15 @@ import os
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from collectors.annotations import Count, NonNegative, NonNegativeInt, Range, Seconds
+from collectors.annotations import (
+    Count,
+    NonNegative,
+    NonNegativeInt,
+    Port,
+    PositiveShare,
+    Range,
+    Seconds,
+)
 from harness.errors import ConfigError, require
 from harness.options.base import Options, linked
 
@@ -185,7 +193,7 @@ class MultiSyncConfig(WorkersConfig):
     name: str = "multi_sync"
     frames_per_batch: Count = 1024  # frames of one batch, all workers together
     # stop the other workers when this share has finished; null: wait for all
-    preemptive_threshold: Annotated[float, Range(0, 1, above=True)] | None = None
+    preemptive_threshold: PositiveShare | None = None
 
     @property
     def workers_of_a_batch(self) -> int:
@@ -239,7 +247,7 @@ class JoiningConfig(NodesConfig):
     # local: start the nodes here; env: torchrun or a script started them; null: detect which
     launcher: Literal["local", "env"] | None = None
     host: str = "127.0.0.1"  # launcher=local: the address at which nodes reach the trainer
-    port: Annotated[int, Range(0, 65535)] = 0  # launcher=local: its port; 0: a free one
+    port: Port = 0  # launcher=local: its port; 0: a free one
     address: str | None = None  # the address that this process's connections bind to; null: host
 
 

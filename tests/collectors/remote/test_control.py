@@ -64,8 +64,8 @@ REFUSED = [
         ValueError,
         "cudagraph_policy=True needs a CUDA policy_device, but it is cpu",
     ),
-    ({"port": 65536}, ValueError, "port=65536: expected 0 to 65535"),
-    ({"launcher": "slurm"}, ValueError, "expected 'local', 'env', or None"),
+    ({"port": 65536}, ValueError, "port=65536: it must be 0 to 65535"),
+    ({"launcher": "slurm"}, ValueError, "it must be one of 'local', 'env' or None"),
     ({"launcher": "env"}, ValueError, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not set"),
     (
         {"weight_sync_schemes": {"policy": SharedMemWeightSyncScheme()}},
