@@ -360,7 +360,8 @@ class BaseCollector(ABC):
             raise ValueError("pass the weights once: as first argument, weights= or policy=")
         self._raise_error()
         by_model = self.publisher.check(weights_dict, model_id, given[0] if given else None)
-        self._chain.note_published(self.publisher.version + 1)  # before any worker can have it
+        if self._chain.schemes:
+            self._chain.note_published(self.publisher.version + 1)  # before any worker can have it
         self.pool.publish(by_model, worker_ids)
 
     @property
@@ -592,7 +593,8 @@ class BaseCollector(ABC):
             # A state of an older version has no number of batches.
             self.batches = int(state.get("batches", self.frames // self.frames_per_batch))
             self.publisher.base = base
-            self._chain.note_published(self.publisher.version)
+            if self._chain.schemes:
+                self._chain.note_published(self.publisher.version)
             self._assembler.load_state_dict(state["whole"])
         _warn_of_lost([text for restored in workers for text in restored.lost])
         return all(restored.is_exact for restored in workers)

@@ -40,9 +40,8 @@ class Chain:
 
     def note_published(self, version: int) -> None:
         """The versions published here from this one on have the weights received last."""
-        if self.schemes:
-            main = self.schemes.get(POLICY) or next(iter(self.schemes.values()))
-            self.note(version, max(0, main.version))
+        main = self.schemes.get(POLICY) or next(iter(self.schemes.values()))
+        self.note(version, max(0, main.version))
 
     def note(self, inner: int, outer: int) -> None:
         """The versions published here from `inner` on hold the outer version `outer`."""
