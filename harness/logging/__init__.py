@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from harness.files import plain
 from harness.registry import loggers
+from harness.run.callbacks import Run
 from harness.run.directory import RunDir
 
 log = logging.getLogger(__name__)
@@ -50,19 +51,10 @@ class RunInfo:
     resumed: bool = False
 
 
-class Watched(Protocol):
-    """What a logger may look at while a run goes on: the runner."""
-
-    collector: Any  # of which `policy_version`, `made_batches()` and `worker_stages()` may be read
-    sync: Any  # harness.measures.sync_meter.SyncMeter
-    clock: Any  # harness.measures.metrics.Clock
-    frames: int
-
-
 class Logger(ABC):
     """Receives what a run measures."""
 
-    def start(self, run: Watched) -> None:
+    def start(self, run: Run) -> None:
         """The loop begins."""
 
     def phase(self, work: str, start_s: float, end_s: float) -> None:
@@ -134,7 +126,7 @@ class Loggers(Logger):
     ) -> None:
         self._each(lambda logger: logger.log(step, metrics, histograms or {}))
 
-    def start(self, run: Watched) -> None:
+    def start(self, run: Run) -> None:
         self._each(lambda logger: logger.start(run))
 
     def phase(self, work: str, start_s: float, end_s: float) -> None:

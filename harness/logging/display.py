@@ -22,10 +22,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from harness.logging import Watched
 from harness.logging.dashboard import Dashboard
 from harness.measures import PHASES
 from harness.numbers import Unused, readable
+from harness.run.callbacks import Run
 
 
 class Display:
@@ -57,7 +57,7 @@ class Display:
         *,
         show_config: bool = True,
         frames: int = 0,
-        run: Watched | None = None,
+        run: Run | None = None,
         sync: str = "",
     ) -> None:
         """Show what will run.
@@ -276,7 +276,7 @@ JOIN_S = 2.0
 class LiveView:
     """Draws a dashboard a few times a second, between `start` and `stop`."""
 
-    def __init__(self, dashboard: Dashboard, console: Console, run: Watched | None):
+    def __init__(self, dashboard: Dashboard, console: Console, run: Run | None):
         self._dashboard, self._console, self._run = dashboard, console, run
         self._records: deque[tuple[int, Mapping[str, float], float, int]] = deque()
         self._done = threading.Event()

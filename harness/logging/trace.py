@@ -25,8 +25,9 @@ from typing import Any, BinaryIO
 
 from collectors import SimulatedCollector
 from collectors.schedule.simulator import Simulator, Span
-from harness.logging import Histogram, Logger, Metrics, RunInfo, Watched
+from harness.logging import Histogram, Logger, Metrics, RunInfo
 from harness.options.loggers import TraceConfig
+from harness.run.callbacks import Run
 from harness.run.directory import RunDir
 
 log = logging.getLogger(__name__)
@@ -48,12 +49,12 @@ class TraceLogger(Logger):
         self._ends: dict[tuple[int, int], int] = {}  # of each track
         self._seen: dict[int, int] = {}  # the newest version that each worker has applied
         self._has_events = False  # in the file
-        self._run: Watched | None = None
+        self._run: Run | None = None
         self._schedule: Simulator | None = None
         self._write(b"[\n")
         self._name(LEARNER, WORK, "learner", "loop")
 
-    def start(self, run: Watched) -> None:
+    def start(self, run: Run) -> None:
         self._run = run
         if isinstance(run.collector, SimulatedCollector) and isinstance(
             run.collector.schedule, Simulator

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 
 class Run(Protocol):
-    """The attributes of the runner that a callback can use."""
+    """The attributes of the runner that callbacks and loggers can use."""
 
     config: Any  # the whole config, harness.options.Config
     directory: Path  # of the run
     learner: Any  # its `policy` is what the workers get
-    collector: Any
+    collector: Any  # of which `policy_version`, `made_batches()` and `worker_stages()` may be read
+    sync: Any  # harness.measures.sync_meter.SyncMeter
+    clock: Any  # harness.measures.metrics.Clock
     frames: int  # collected so far
     updates: int  # done so far
 

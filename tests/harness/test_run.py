@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -167,21 +169,26 @@ def test_a_run_leaves_its_directory_and_its_last_record_holds_what_no_record_has
     assert {"train/policy_loss", "episode/return", "eval/return"} <= set(record)
 
 
-def test_checkpoints_and_evaluations_are_of_the_frames_at_which_they_were_made():
-    given = ("collector=single", "checkpoint.every_frames=128", "checkpoint.keep=99")
-    more = ("evaluation.every_frames=128", "log_every_frames=300")
-    _, directory = start(*SMALL, *given, *more)
-    names = [file.name.split("-")[0] for file in Checkpoints(directory / "checkpoints").files()]
-    assert [int(name) for name in names] == [128, 256, 384]
-    evaluated = [record for record in records(directory) if "eval/return" in record]
-    assert [record["step"] for record in evaluated] == [128, 256, 384]
-    assert all("train/policy_loss" in record for record in evaluated)
-
-
-def test_records_and_summary_hold_what_the_design_names():
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory) -> Path:
+    """A run with an evaluation and a checkpoint after each batch."""
+    directory = tmp_path_factory.mktemp("evaluated") / "run"
     given = ("collector=multi_sync", "sync.blocking=true", "evaluation.every_frames=128")
-    _, directory = start(*SMALL, *given)
-    record = records(directory)[1]
+    more = ("checkpoint.every_frames=128", "checkpoint.keep=99", "log_every_frames=300")
+    assert start(*SMALL, *given, *more, into=str(directory))[0] == 0
+    return directory
+
+
+def test_checkpoints_and_evaluations_are_of_the_frames_at_which_they_were_made(evaluated):
+    names = [file.name.split("-")[0] for file in Checkpoints(evaluated / "checkpoints").files()]
+    assert [int(name) for name in names] == [128, 256, 384]
+    with_scores = [record for record in records(evaluated) if "eval/return" in record]
+    assert [record["step"] for record in with_scores] == [128, 256, 384]
+    assert all("train/policy_loss" in record for record in with_scores)
+
+
+def test_records_and_summary_hold_what_the_design_names(evaluated):
+    record = records(evaluated)[1]
     names = {
         *("step", "time", "train/policy_loss", "eval/return", "episode/return", "episode/length"),
         *("sync/publish_ms", "sync/ack_ms", "sync/apply_ms", "sync/bytes", "policy/version"),
@@ -194,7 +201,7 @@ def test_records_and_summary_hold_what_the_design_names():
         *("system/cpu_s", "system/memory_mb"),
     }
     assert names <= set(record)
-    summary = read_json(directory / "summary.json")
+    summary = read_json(evaluated / "summary.json")
     percentiles = {f"sync/{name}_ms_{p}" for name in ("publish", "ack", "apply") for p in ("p50", "p95", "p99")}  # fmt: skip # noqa: E501
     totals = {"frames", "fps", "wall_s", "eval/return", "policy/lag_mean", "workers"}
     assert percentiles | totals <= set(summary)
@@ -443,12 +450,12 @@ def test_options_of_pacing_that_cannot_work_are_refused(options, complaint):
     assert complaint in error_of("collector=multi_sync", *options)
 
 
-def test_the_latest_run_can_be_resumed_without_its_name(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_latest_run_can_be_resumed_without_its_name(ended, capsys):
     assert run.main(["resume=latest"]) == 2
     assert "there is no run below outputs/" in capsys.readouterr().err
-    for name in ("older", "newer"):
-        assert run.main([*SMALL, f"hydra.run.dir=outputs/day/{name}"]) == 0
+    for age_s, name in ((60, "older"), (0, "newer")):
+        status = Path(shutil.copytree(ended, f"outputs/day/{name}")) / "status.json"
+        os.utime(status, (time.time() - age_s,) * 2)
     shutil.copytree("outputs/day/newer", "outputs/day/.earlier/newer-1")
     assert run.main(["resume=latest", "total_frames=512"]) == 0
     frames = {
