@@ -35,6 +35,13 @@ CONTESTANTS = {
         ("ppo", "pong", "sac"),
         {"collector": "single", "num_workers": 1},
     ),
+    "lockstep_compiled": Contestant(
+        OURS,
+        OUR_PYTHON,
+        "lockstep_single with algo.compile=true; compiling is part of its time",
+        ("ppo", "pong", "sac"),
+        {"collector": "single", "num_workers": 1, "compile": True},
+    ),
     "lockstep_multi_sync": Contestant(
         OURS,
         OUR_PYTHON,

@@ -31,6 +31,7 @@ def overrides(training: Training, options: dict[str, Any]) -> list[str]:
         f"collector={collector}",
         f"sync={'none' if collector == 'single' else 'shared_mem'}",
         *(IMAGES if training.algo == "pong" else ("model=mlp",)),
+        f"algo.compile={options.get('compile', False)}",
         "logger=jsonl",
         f"total_frames={training.frames}",
         f"seed={training.seed}",
