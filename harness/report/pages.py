@@ -88,10 +88,16 @@ PAGES.tests["a"] = is_a
 def to_html(document: Document) -> str:
     """One page with everything in it."""
     page = PAGES.get_template("page.html.jinja")
-    return page.render(title=document.title, sections=document.sections)
+    return _writable(page.render(title=document.title, sections=document.sections))
 
 
 def to_markdown(document: Document, *, figures: str) -> str:
     """The text; `figures` is the folder of the PNG files, relative to it."""
     page = PAGES.get_template("report.md.jinja")
-    return page.render(title=document.title, sections=document.sections, figures=figures)
+    text = page.render(title=document.title, sections=document.sections, figures=figures)
+    return _writable(text)
+
+
+def _writable(text: str) -> str:
+    """Settings and names may hold what UTF-8 cannot; it is shown as a question mark."""
+    return text.encode(errors="replace").decode()

@@ -18,13 +18,11 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 from torch.distributions import Categorical, Normal
 
-from benchmarks.collect import Entry as EntryOf
-from benchmarks.collect import compete, fastest, measure
+from benchmarks.collect import measure
 from benchmarks.collect_bare import VectorLoop, make_loop
-from benchmarks.collect_case import SIZES, Case, build_policy, make_env, single_env
+from benchmarks.collect_case import SIZES, Case, build_policy, single_env
 from benchmarks.collect_contestants import CONTESTANTS, OUR_PYTHON, Contestant
 from benchmarks.collect_remote import ContestantFailed, Remote
-from benchmarks.collect_report import Row, Rows
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -97,30 +95,6 @@ def test_a_contestant_that_hangs_is_ended_with_its_workers_and_shared_memory(kno
     remote.close()
 
 
-def test_the_fastest_setting_takes_part_and_the_others_are_remembered(known):
-    known({"how": "raises"}, {"how": "well"}, {"how": "even better"})
-    entry, tried = fastest(CASE, "tester", seconds=0.1)
-    assert entry.options == {"how": "even better"}
-    assert tried == {
-        "how=raises": "ValueError: no such thing",
-        "how=well": 200.0,
-        "how=even better": 550.0,
-    }
-
-
-def test_an_error_in_the_driver_leaves_no_process(known):
-    known({})
-    entry = EntryOf(CASE, "tester", {})
-
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    entry.turn = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        compete([entry], rounds=1, seconds=0.1)
-    assert entry.remote is None
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_driver_that_is_ended_leaves_no_process(number, tmp_path):
     command = [sys.executable, "benchmarks/collect.py", "--contestants", "bare", "--sizes", "1"]
@@ -185,12 +159,6 @@ def test_the_bare_loop_takes_the_steps_of_a_batch(env, size):
     assert 0.5 * case.batch_frames < make_loop(case)() <= case.batch_frames
 
 
-def test_only_many_environments_use_the_native_vector():
-    assert isinstance(make_env("CartPole-v1", 8), SyncVectorEnv)
-    assert isinstance(make_env("Pendulum-v1", 64), SyncVectorEnv)
-    assert type(make_env("CartPole-v1", 64).unwrapped).__name__ == "CartPoleVectorEnv"
-
-
 def test_the_categorical_policy_samples_what_it_reports():
     policy, observation = build_policy("CartPole-v1"), torch.randn(1, 4).expand(20_000, 4)
     with torch.no_grad():
@@ -206,14 +174,6 @@ def test_the_gaussian_policy_reports_the_density_of_its_actions():
         action, log_prob = policy(observation)
         wanted = Normal(policy.net(observation), policy.log_std.exp())
     torch.testing.assert_close(log_prob, wanted.log_prob(action).sum(-1))
-
-
-def test_ratios_are_taken_round_by_round():
-    ours = Row(CASE, "lockstep", fps=[10.0, 40.0, 90.0])
-    bare = Row(CASE, "bare", fps=[20.0, 50.0, 100.0])
-    rows = Rows([ours, bare, Row(CASE, "torchrl", problem="it failed")])
-    assert rows.ratio(ours, contestant="bare") == pytest.approx(0.8)
-    assert rows.ratio(ours, contestant="torchrl") is None
 
 
 def hosts(driver: int) -> list[psutil.Process]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+from collections.abc import Callable
 
 import pytest
 
-from sync import WorkerRaised, WorkerTimeout
+from sync import WorkerDied, WorkerRaised, WorkerTimeout
 from sync.local.channel import LocalSender
 from tests.promises.probe import (
     SPOILED,
@@ -105,4 +107,44 @@ def a_hanging_worker_is_named_and_may_come_back(running: Trial) -> None:
     wait_until(lambda: running.scheme.acknowledged[0] == 1)
     version = running.publish(wait=True)
     assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), version)
+    assert running.findings.violations() == {}
+
+
+def killed_workers_are_named_and_replaced(
+    running: Trial, replace: Callable[[Trial, int], None], died: str, rounds: int = 1
+) -> None:
+    """Worker 1 is killed; the others go on, and another process takes its place, so many times.
+
+    replace: starts a process in a dead worker's place.
+    """
+    chance = random.Random(0)
+    running.scheme.describe_worker(1, "CartPole-v1")
+    running.publish(wait=True)
+    running.processes[1].kill()
+    with pytest.raises(WorkerDied, match=died):
+        running.publish(wait=True)
+    wait_until(lambda: not running.processes[1].is_alive())  # its connections end first
+    for _ in range(20):
+        version = running.publish(wait=True, worker_ids=[0, 2])
+    running.calls_from_now(10)
+    assert in_use(running)[::2] == [version, version]
+    for round_ in range(rounds):
+        if round_:
+            for _ in range(chance.randrange(30)):
+                running.publish()
+            running.processes[1].kill()
+            wait_until(lambda: not running.processes[1].is_alive())
+        if round_ % 2 == 0:  # it stays dead, and nobody keeps quiet about it
+            with pytest.raises(WorkerDied, match="worker 1"):
+                running.publish(wait=True)
+        running.policy.hold(UNSENT)  # nobody may see it
+        running.findings.set(1, VERSION, 0)
+        replace(running, 1)
+        running.scheme.connect(worker_idx=1)
+        assert running.scheme.acknowledged[1] == running.scheme.version
+        running.calls_from_now(5)
+        assert running.findings.get(1, VALUE) == running.scheme.version
+    version = running.publish(wait=True)
+    assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), version)
+    assert running.scheme.stats["workers"][1]["restarts"] == rounds
     assert running.findings.violations() == {}

@@ -23,7 +23,7 @@ from tests.promises.collector_probe import (
     meanwhile,
 )
 
-FRAMES = 4_000
+FRAMES, VERSIONS = 2_000, 50  # at least
 # Every collector meets every scheme and every `apply_at`; the other combinations are slow tests.
 QUICK = [
     ("single", "shared_mem", "step"),
@@ -73,14 +73,13 @@ def test_no_frame_is_torn_or_wrongly_stamped_or_lost(kind, scheme, apply_at):
             unaccounted.append(balance(collector))
 
         with meanwhile(trainer.publish), meanwhile(look):
-            while judge.frames < FRAMES:
+            while judge.frames < FRAMES or len(judge.versions) < VERSIONS:
                 judge.take(collector.next())
         stats = collector.stats()
     assert judge.violations() == {}
     assert set(unaccounted) == {0}
     assert stats["dropped"] == 0
     assert stats["delivered"] == judge.frames
-    assert len(judge.versions) > 10  # the flood did reach the workers
     if apply_at == "batch":
         assert judge.mixed_batches == 0
     else:

@@ -17,6 +17,7 @@ from sync import WeightSyncScheme, WorkerDied, WorkerError, WorkerRaised, Worker
 from tests.promises.behaviours import (
     a_hanging_worker_is_named_and_may_come_back,
     a_worker_that_cannot_apply_is_named,
+    killed_workers_are_named_and_replaced,
 )
 from tests.promises.probe import (
     ALIVE_AFTER,
@@ -25,9 +26,9 @@ from tests.promises.probe import (
     SHARED_BY_ALL,
     SPOILED,
     STOP,
-    VALUE,
     VERSION,
     Findings,
+    Trial,
     VersionPolicy,
     call,
     read,
@@ -102,23 +103,19 @@ def test_an_error_after_a_send_that_did_not_wait_is_raised_by_the_next(kind):
         assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
 
 
+def replace(running: Trial, worker: int) -> None:
+    """Start another process in a dead one's place."""
+    args = (running.scheme, worker, running.findings, 64)
+    process = multiprocessing.get_context("fork").Process(target=read, args=args, daemon=True)
+    process.start()
+    running.processes[worker] = process
+
+
 @pytest.mark.parametrize("kind", SCHEMES)
-def test_a_killed_worker_is_named_and_the_others_go_on(kind):
+def test_a_killed_worker_is_named_and_others_take_its_place_again_and_again(kind):
+    died = r"worker 1 \(cpu, CartPole-v1\) died \(pid \d+\), (killed by SIG|its connection broke)"
     with trial(SCHEMES[kind]()) as running:
-        running.scheme.describe_worker(1, "CartPole-v1")
-        os.kill(running.processes[1].pid, signal.SIGKILL)
-        died = (
-            r"worker 1 \(cpu, CartPole-v1\) died \(pid \d+\), (killed by SIG|its connection broke)"
-        )
-        with pytest.raises(WorkerDied, match=died):
-            running.publish(wait=True)
-        for _ in range(20):
-            version = running.publish(wait=True, worker_ids=[0, 2])
-        running.calls_from_now(10)
-        assert [running.findings.get(w, VALUE) for w in (0, 2)] == [version, version]
-        with pytest.raises(WorkerDied, match="worker 1"):
-            running.publish(wait=True)  # it stays dead, and nobody keeps quiet about it
-        assert running.findings.violations() == {}
+        killed_workers_are_named_and_replaced(running, replace, died, rounds=4)
 
 
 @pytest.mark.parametrize("kind", SHARED_BY_ALL)
@@ -154,33 +151,6 @@ def test_several_failures_are_told_together(kind):
         kinds = {worker: type(error) for worker, error in raised.value.failures.items()}
         assert kinds == {0: WorkerTimeout, 2: WorkerDied}
         assert running.scheme.acknowledged[1] == 1
-
-
-@pytest.mark.parametrize("kind", SCHEMES)
-def test_a_worker_takes_a_dead_ones_place_again_and_again(kind):
-    chance = random.Random(0)
-    with trial(SCHEMES[kind]()) as running:
-        ctx = multiprocessing.get_context("fork")
-        for round_ in range(4):
-            for _ in range(chance.randrange(30)):
-                running.publish()
-            os.kill(running.processes[1].pid, signal.SIGKILL)
-            running.processes[1].join()
-            if round_ % 2:
-                with pytest.raises(WorkerDied):
-                    running.publish(wait=True)
-            running.policy.hold(1_000_000)  # never sent: nobody may see it
-            running.processes[1] = ctx.Process(
-                target=read, args=(running.scheme, 1, running.findings, 64, False), daemon=True
-            )
-            running.findings.set(1, VERSION, 0)
-            running.processes[1].start()
-            running.scheme.connect(worker_idx=1)
-            assert running.scheme.acknowledged[1] == running.scheme.version
-            running.calls_from_now(5)
-            assert running.findings.get(1, VALUE) == running.scheme.version
-        assert running.scheme.stats["workers"][1]["restarts"] == 4
-        assert running.findings.violations() == {}
 
 
 def never_connects(scheme: Any, worker: int, findings: Findings, *_: Any) -> None:
@@ -256,15 +226,6 @@ def test_a_trainer_killed_in_the_middle_of_a_publish_leaves_workers_whole(kind, 
         assert findings.get(0, VERSION) > 0
 
 
-def replacement(running: Any, worker: int) -> Any:
-    ctx = multiprocessing.get_context("fork")
-    process = ctx.Process(
-        target=read, args=(running.scheme, worker, running.findings, 64, False), daemon=True
-    )
-    process.start()
-    return process
-
-
 @pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_workers_replaced_before_the_trainer_looked_are_not_taken_for_dead(kind):
     with trial(SCHEMES[kind]()) as running:
@@ -274,7 +235,7 @@ def test_workers_replaced_before_the_trainer_looked_are_not_taken_for_dead(kind)
             running.processes[worker].join()
         for worker in (0, 1):
             running.findings.set(worker, CALLS, 0)
-            running.processes[worker] = replacement(running, worker)
+            replace(running, worker)
         for worker in (0, 1):
             running.scheme.connect(worker_idx=worker)
         version = running.publish(wait=True)

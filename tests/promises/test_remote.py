@@ -15,6 +15,7 @@ from tests.promises.behaviours import (
     a_hanging_worker_is_named_and_may_come_back,
     a_worker_that_cannot_apply_is_named,
     in_use,
+    killed_workers_are_named_and_replaced,
     only_the_addressed_change,
     unread_versions_are_coalesced,
     unsent_changes_reach_nobody,
@@ -25,7 +26,6 @@ from tests.promises.probe import (
     SPOILED,
     STOP,
     VALUE,
-    VERSION,
     VersionPolicy,
     flood,
     holding,
@@ -271,28 +271,14 @@ def test_a_worker_that_writes_to_its_parameters_harms_only_itself(peers, tmp_pat
 
 
 def test_a_killed_worker_is_named_and_another_takes_its_place(mortal, tmp_path):
+    def replace(running, worker):
+        peers.replace(worker)
+        running.begin(worker)
+
     peers = mortal()
     with trial(peers, tmp_path) as running:
-        running.scheme.describe_worker(1, "CartPole-v1")
-        running.publish(wait=True)
-        running.processes[1].kill()
-        with pytest.raises(WorkerDied, match=r"worker 1 \(cpu, CartPole-v1\) died: peer 1"):
-            running.publish(wait=True)
-        wait_until(lambda: not running.processes[1].is_alive())  # its connections end first
-        version = running.publish(wait=True, worker_ids=[0, 2])
-        running.calls_from_now(5)
-        assert [running.findings.get(w, VALUE) for w in (0, 2)] == [version, version]
-        with pytest.raises(WorkerDied, match="worker 1"):
-            running.publish(wait=True)  # it stays dead, and nobody keeps quiet about it
-        running.findings.set(1, VERSION, 0)
-        peers.replace(1)
-        running.begin(1)
-        running.scheme.connect(worker_idx=1)
-        assert running.scheme.acknowledged[1] == running.scheme.version
-        version = running.publish(wait=True)
-        assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), version)
-        assert running.scheme.stats["workers"][1]["restarts"] == 1
-        assert running.findings.violations() == {}
+        died = r"worker 1 \(cpu, CartPole-v1\) died: peer 1"
+        killed_workers_are_named_and_replaced(running, replace, died)
 
 
 def test_a_worker_killed_while_the_trainer_waits_for_it_ends_the_wait(mortal, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import multiprocessing
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
@@ -172,6 +173,18 @@ class Worker:
         self.tell(function, *args)
         return self.hear()
 
+    def meet(self, scheme: WeightSyncScheme, **how: Any) -> None:
+        """Connect both sides: the worker's, and this scheme with `connect(**how)`."""
+        self.tell(connect)
+        scheme.connect(**how)
+        self.hear()
+
+    def die(self) -> None:
+        """End the process at once, and collect it."""
+        self.tell(lambda scheme, model: os._exit(1))
+        self.process.join(20)
+        assert self.process.exitcode == 1
+
     def stop(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._pipe.send_bytes(b"")
@@ -315,6 +328,21 @@ def in_one_thread(scheme: WeightSyncScheme, workers: int = 1) -> Iterator[list[W
 
 
 # What workers are asked most often.
+
+
+def begin_reading(scheme: WeightSyncScheme, model: Any) -> int:
+    model.reading = scheme.reading()
+    return model.reading.__enter__()
+
+
+def end_reading(scheme: WeightSyncScheme, model: Any) -> None:
+    model.reading.__exit__(None, None, None)
+
+
+def read(scheme: WeightSyncScheme, model: Any) -> tuple[int, Any]:
+    """The version inside of `reading`, and what the model holds there."""
+    with scheme.reading() as version:
+        return version, bits(model)
 
 
 def connect(scheme: WeightSyncScheme, model: Any, background: bool = False) -> None:

@@ -10,8 +10,9 @@ from sync import HogwildWeightSyncScheme
 from tests.sync.support import (
     Counting,
     Worker,
+    begin_reading,
     bits,
-    connect,
+    end_reading,
     fill,
     held,
     policy,
@@ -132,13 +133,8 @@ def test_a_worker_keeps_the_last_weights_after_its_own_shutdown():
         assert bits(model) == bits(policy(5))
 
 
-def begin(scheme, model):
-    model.reading = scheme.reading()
-    return model.reading.__enter__()
-
-
 def end(scheme, model):
-    model.reading.__exit__(None, None, None)
+    end_reading(scheme, model)
     return scheme.torn
 
 
@@ -147,7 +143,7 @@ def test_uses_during_which_weights_moved_are_counted_as_torn():
     with running(scheme_of(model, check_every=1)) as (worker,):
         assert worker.do(lambda s, m: s.torn) == {"checked": 0, "torn": 0, "fraction": 0.0}
         for change in (False, True, False, True):
-            assert worker.do(begin) == 0
+            assert worker.do(begin_reading) == 0
             if change:
                 with torch.no_grad():
                     model[2].bias.add_(1)
@@ -160,7 +156,7 @@ def test_of_so_many_uses_the_first_is_checked(given, every):
     model = policy(1)
     with running(scheme_of(model, **given)) as (worker,):
         for use in range(2 * every + 1):
-            worker.do(begin)
+            worker.do(begin_reading)
             fill(model, use)
             counted = worker.do(end)
             checked = 1 + use // every
@@ -185,12 +181,9 @@ def test_who_takes_a_dead_workers_place_shares_the_same_weights():
     model = policy(1)
     scheme = scheme_of(model)
     with running(scheme, method="fork") as (worker,):
-        worker.tell(lambda s, m: __import__("os")._exit(1))
-        worker.process.join(20)
+        worker.die()
         with Worker(scheme, worker_idx=0) as newcomer:
-            newcomer.tell(connect)
-            scheme.connect(worker_idx=0)
-            newcomer.hear()
+            newcomer.meet(scheme, worker_idx=0)
             fill(model, 6)
             assert newcomer.do(parameters) == bits(dict(policy(6).named_parameters()))
 

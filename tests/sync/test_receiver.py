@@ -19,10 +19,13 @@ from tests.sync.support import (
     KINDS,
     Counting,
     ThreadWorker,
+    begin_reading,
     bits,
+    end_reading,
     fill,
     held,
     policy,
+    read,
     receive,
     running,
     sender,
@@ -81,15 +84,6 @@ def test_what_was_sent_before_the_sender_went_is_still_received(kind):
         assert worker.do(held) == bits(policy(2))
 
 
-def begin_reading(scheme, model):
-    model.reading = scheme.reading()
-    return model.reading.__enter__()
-
-
-def end_reading(scheme, model):
-    model.reading.__exit__(None, None, None)
-
-
 @EACH
 def test_while_a_model_is_read_it_holds_still_and_afterwards_it_is_the_newest(kind):
     with running(scheme := sender(kind), background=True) as (worker,):
@@ -110,11 +104,6 @@ def test_reading_takes_the_newest_version_also_without_a_background_thread(kind)
         scheme.send_async(policy(2))
         version, now = worker.do(read)
         assert (version, now) == (1, bits(policy(2)))
-
-
-def read(scheme, model):
-    with scheme.reading() as version:
-        return version, bits(model)
 
 
 @EACH

@@ -92,9 +92,7 @@ def test_each_step_is_seen_in_the_properties_of_a_receiver(kind):
         worker.do(lambda s, m: s.init_on_receiver(model_id="policy", model=m, worker_idx=0))
         ready = {**NOTHING, "receiver": True, "worker": 0, "model id": "policy"}
         assert worker.do(known) == ready
-        worker.tell(connect)
-        scheme.connect()
-        worker.hear()
+        worker.meet(scheme)
         connected = {"receiver synchronized": True, "version": 0, "weights": bits(policy(3))}
         assert worker.do(known) == {**ready, **connected}
         assert worker.do(lambda s, m: s.model is m)
@@ -254,9 +252,7 @@ def test_connect_is_bounded_in_total_although_each_worker_has_its_own_weights(mo
 def test_connect_hands_over_explicit_weights_and_the_model_stays(kind):
     model = policy(1)
     with sender(kind, model) as scheme, ThreadWorker(scheme, worker_idx=0) as worker:
-        worker.tell(connect)
-        scheme.connect(weights=policy(6))
-        worker.hear()
+        worker.meet(scheme, weights=policy(6))
         assert worker.do(held) == bits(policy(6))
         assert bits(model) == bits(policy(1))
         scheme.send_async()
@@ -274,9 +270,7 @@ def test_workers_may_be_met_one_by_one(kind):
     ):
         for index, worker in enumerate((first, second)):
             assert not scheme.synchronized_on_sender
-            worker.tell(connect)
-            scheme.connect(worker_idx=index)
-            worker.hear()
+            worker.meet(scheme, worker_idx=index)
             assert worker.do(version) == 0
         assert scheme.synchronized_on_sender
         assert first.do(held) == second.do(held) == bits(policy(3))

@@ -21,7 +21,6 @@ from tests.sync.support import (
     KINDS,
     Worker,
     bits,
-    connect,
     held,
     policy,
     receive,
@@ -36,9 +35,7 @@ def test_a_scheme_that_is_let_go_takes_everything_with_it(kind):
     scheme = sender(kind)
     gone = weakref.ref(scheme)
     with Worker(scheme, worker_idx=0) as worker:
-        worker.tell(connect)
-        scheme.connect()
-        worker.hear()
+        worker.meet(scheme)
         del scheme
         gc.collect()
         assert gone() is None

@@ -48,9 +48,7 @@ def test_who_takes_a_dead_workers_place_gets_what_was_sent_to_it_last_and_is_cou
     with running(scheme, method="fork") as (alive, dying):
         scheme.send_async(policy(2))
         assert alive.do(receive, 20)
-        dying.tell(lambda s, m: os._exit(1))
-        dying.process.join(20)
-        assert dying.process.exitcode == 1
+        dying.die()
         alive.tell(receive, 20)
         with pytest.raises(WorkerDied, match="worker 1"):
             scheme.send(policy(3))  # to both
@@ -60,9 +58,7 @@ def test_who_takes_a_dead_workers_place_gets_what_was_sent_to_it_last_and_is_cou
             assert alive.do(receive, 20)
         fill(model, 99)  # in training, and not published
         with Worker(scheme, worker_idx=1) as newcomer:
-            newcomer.tell(connect)
-            scheme.connect(worker_idx=1)
-            newcomer.hear()
+            newcomer.meet(scheme, worker_idx=1)
             assert newcomer.do(version) == scheme.acknowledged[1]
             assert newcomer.do(held) == bits(policy(3))
             assert [scheme.stats["workers"][w]["restarts"] for w in (0, 1)] == [0, 1]
@@ -106,8 +102,7 @@ def test_a_worker_that_fails_keeps_nobody_from_being_heard(kind):
         thread.start()
         with pytest.raises(RuntimeError, match="refuses"):
             refusing.do(receive, 20)
-        dying.tell(lambda s, m: os._exit(1))
-        dying.process.join(20)
+        dying.die()
         assert slow.do(receive, 20)
         thread.join(20)
         (failures,) = outcome
@@ -126,9 +121,7 @@ def test_a_worker_may_join_again_in_the_same_process(kind):
             scheme.send_async(policy(2))  # never read
             scheme.send_async(fill(model, value))
             worker.do(again)
-            worker.tell(connect)
-            scheme.connect()
-            worker.hear()
+            worker.meet(scheme)
             while worker.do(receive, 0.1):  # what was sent to its former self may come first
                 pass
             assert worker.do(held) == bits(policy(value))
@@ -236,16 +229,13 @@ def test_of_several_processes_that_came_for_one_worker_the_last_is_served(kind, 
     scheme = sender(kind, wire=wire, timeout=10)
     with running(scheme, method="fork") as (worker,):
         scheme.send_async(policy(2))
-        worker.tell(lambda s, m: os._exit(1))
-        worker.process.join(20)
+        worker.die()
         for _ in range(2):
             with Worker(scheme) as brief:
                 brief.tell(come_and_go)
                 brief.process.join(20)
         with Worker(scheme, worker_idx=0) as last:
-            last.tell(connect)
-            scheme.connect(worker_idx=0)
-            last.hear()
+            last.meet(scheme, worker_idx=0)
             for value in range(3, 12):
                 scheme.send_async(policy(value))
                 assert last.do(receive, 20)
@@ -256,8 +246,7 @@ def test_of_several_processes_that_came_for_one_worker_the_last_is_served(kind, 
 def test_what_a_successor_raised_is_told_although_another_send_came_between(kind):
     scheme = sender(kind, workers=2, connect_timeout=20)
     with running(scheme, method="fork") as (_, dying):
-        dying.tell(lambda s, m: os._exit(1))
-        dying.process.join(20)
+        dying.die()
         with Worker(scheme, lambda: nn.Linear(3, 4), worker_idx=1) as misfit:
             misfit.tell(connect)
             with pytest.raises(KeyError, match=r"lacks '0\.weight'"):
@@ -277,9 +266,7 @@ def test_a_successor_whose_weights_were_overwritten_gets_a_new_version(kind):
             scheme.send_async(fill(model, value), worker_ids=[1])
             other.do(receive, 20)
         with ThreadWorker(scheme, worker_idx=0) as successor:
-            successor.tell(connect)
-            scheme.connect(worker_idx=0)
-            successor.hear()
+            successor.meet(scheme, worker_idx=0)
             assert successor.do(version) == scheme.acknowledged[0] == scheme.version
             assert successor.do(held) == bits(policy(11))
 

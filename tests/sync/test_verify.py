@@ -29,7 +29,6 @@ from tests.sync.support import (
     Counting,
     Worker,
     bits,
-    connect,
     held,
     policy,
     receive,
@@ -143,9 +142,7 @@ def test_a_worker_that_takes_the_place_of_another_verifies_what_it_is_given(wire
         worker.process.kill()
         worker.process.join()
         with Worker(scheme, worker_idx=0) as successor:
-            successor.tell(connect)
-            scheme.connect(worker_idx=0)
-            successor.hear()
+            successor.meet(scheme, worker_idx=0)
             assert successor.do(version) == 1
             successor.do(act)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 
 import pytest
@@ -73,8 +72,7 @@ def test_a_worker_that_died_fails_the_send_that_would_have_reached_it():
     model = policy(0)
     with running(scheme := lagging(model, lag=2), background=True, method="fork") as (worker,):
         scheme.send(fill(model, 1))
-        worker.tell(lambda s, m: os._exit(1))
-        worker.process.join(20)
+        worker.die()
         scheme.send(fill(model, 2))  # nothing is due
         with pytest.raises(WorkerDied):
             scheme.send(fill(model, 3))

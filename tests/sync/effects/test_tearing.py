@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from sync import Lag, Link, Tear
-from tests.sync.support import KINDS, Worker, connect, running, sender
+from tests.sync.support import KINDS, Worker, running, sender
 
 SIZES = (7, 5, 3)
 
@@ -158,12 +157,9 @@ def test_a_process_that_takes_a_place_gets_the_same_torn_version(lag):
             scheme.send(numbered(n))
         version = 5 - (lag or 0)
         check(worker.do(taken, version), version, torn(tear, version, version - 1))
-        worker.tell(lambda s, m: os._exit(1))
-        worker.process.join(20)
+        worker.die()
         with Worker(scheme, model, worker_idx=0) as newcomer:
-            newcomer.tell(connect)
-            scheme.connect(worker_idx=0)
-            newcomer.hear()
+            newcomer.meet(scheme, worker_idx=0)
             check(newcomer.do(taken, version), version, torn(tear, version, version - 1))
             scheme.send(numbered(6))
             check(newcomer.do(taken, version + 1), version + 1, torn(tear, version + 1, version))

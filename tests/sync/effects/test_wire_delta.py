@@ -20,7 +20,6 @@ from tests.sync.effects.test_wire import COPYING, made, publish, step
 from tests.sync.support import (
     Worker,
     bits,
-    connect,
     held,
     receive,
     running,
@@ -79,9 +78,7 @@ def test_a_newcomer_that_was_sent_changes_before_it_was_known_waits_for_the_whol
         with pytest.raises(WorkerDied):
             scheme.send()  # for one who is there no more
         with Worker(scheme, model, worker_idx=0) as newcomer:
-            newcomer.tell(connect)  # finds it, and cannot read it
-            scheme.connect(worker_idx=0)
-            newcomer.hear()
+            newcomer.meet(scheme, worker_idx=0)  # finds it, and cannot read it
             assert newcomer.do(held) == bits(weights)
 
 
@@ -94,16 +91,12 @@ def test_workers_that_are_met_late_get_what_was_sent_meanwhile(kind):
             Worker(scheme, model, worker_idx=0) as early,
             Worker(scheme, model, worker_idx=1) as late,
         ):
-            early.tell(connect)
-            scheme.connect(worker_idx=0)
-            early.hear()
+            early.meet(scheme, worker_idx=0)
             for _ in range(3):
                 step(weights)
                 scheme.send_async()
                 assert early.do(receive, 20)
-            late.tell(connect)
-            scheme.connect(worker_idx=1)
-            late.hear()
+            late.meet(scheme, worker_idx=1)
             for _ in range(3):
                 assert early.do(held) == late.do(held) == bits(weights)
                 step(weights)

@@ -143,12 +143,9 @@ def test_a_sender_has_nothing_to_do_after_a_worker_died_and_was_replaced(kind):
     """What is left registered of a dead worker would have every wait return at once."""
     with running(scheme := sender(kind), method="fork") as (worker,):
         for _ in range(3):
-            worker.tell(lambda s, m: os._exit(1))
-            worker.process.join(20)
+            worker.die()
             worker = Worker(scheme, worker_idx=0)
-            worker.tell(connect)
-            scheme.connect(worker_idx=0)
-            worker.hear()
+            worker.meet(scheme, worker_idx=0)
             channel = scheme._sender.channel
             assert channel._poll.poll(0) == []
             assert wait_for(channel.fds(), 0) == []
@@ -165,9 +162,7 @@ def test_a_worker_may_leave_and_come_back_between_two_polls(kind):
         for value in range(2, 12):
             twin = others.enter_context(Worker(scheme, worker_idx=0))
             worker.do(again)
-            twin.tell(connect)
-            scheme.connect(worker_idx=0)
-            twin.hear()
+            twin.meet(scheme, worker_idx=0)
             worker = twin
             scheme.send_async(policy(value))
             assert worker.do(receive, 20)
