@@ -18,14 +18,15 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an option may be; NaN is in no range."""
+    """The numbers that an option may be; NaN and infinity are in no range."""
 
     low: float = -math.inf
     high: float = math.inf
     above: bool = False  # the lowest is not allowed itself
 
     def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high and not (self.above and value == self.low)
+        is_within = self.low <= value <= self.high and abs(value) != math.inf
+        return is_within and not (self.above and value == self.low)
 
     def __str__(self) -> str:
         low = f"more than {self.low:.10g}" if self.above else f"{self.low:.10g} or more"
@@ -46,6 +47,7 @@ Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(0, 1, above=True)]
+Milliseconds = Annotated[float, Range(0, 1e9)]
 Port = Annotated[int, Range(0, 65535)]
 Seconds = Annotated[float, Range(0, 1e9, above=True)]
 

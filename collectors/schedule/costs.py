@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
+
+from collectors.annotations import Milliseconds, Positive, Share, check_fields
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["constant", "uniform", "normal", "lognormal", "exponential", "gamma"]
@@ -24,21 +26,13 @@ class Cost:
     each: of a worker's costs, whether one number is drawn for each step, or for each batch.
     """
 
-    mean: float = 0.0
+    mean: Milliseconds = 0.0
     kind: Kind = "constant"
     cv: float | None = None  # of an exponential distribution it is 1
     each: Each = "step"
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"kind={self.kind!r}: expected one of {', '.join(get_args(Kind))}")
-        if self.each not in get_args(Each):
-            raise ValueError(f"each={self.each!r}: expected one of {', '.join(get_args(Each))}")
-        if not 0 <= self.mean < math.inf:
-            raise ValueError(f"mean={self.mean}: expected 0 or more milliseconds")
-        self._check_cv()
-
-    def _check_cv(self) -> None:
+        check_fields(self)
         fixed = {"constant": 0.0, "exponential": 1.0}.get(self.kind)
         if fixed is not None:
             if self.cv not in (None, fixed):
@@ -83,14 +77,11 @@ class Cost:
 class Stragglers:
     """The last ceil(share * workers) workers take `factor` times as long."""
 
-    share: float = 0.0
-    factor: float = 1.0
+    share: Share = 0.0
+    factor: Positive = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"share={self.share}: expected 0 to 1")
-        if not 0 < self.factor < math.inf:
-            raise ValueError(f"factor={self.factor}: expected more than 0")
+        check_fields(self)
 
     def factor_of(self, worker: int, num_workers: int) -> float:
         """How many times as long this worker takes."""

@@ -15,11 +15,11 @@ forwarding while their worker is down.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
+from collectors.annotations import Count, Positive, check_fields
 from collectors.schedule.simulated_pool import VirtualClock
 from sync.effects.slow_link import Link, WorkerLink
 
@@ -36,17 +36,12 @@ class Network:
     fan_out: to how many workers each sends in a tree.
     """
 
-    port_mbps: float | None = None
+    port_mbps: Positive | None = None
     topology: Topology = "star"
-    fan_out: int = 2
+    fan_out: Count = 2
 
     def __post_init__(self) -> None:
-        if self.port_mbps is not None and not 0 < self.port_mbps < math.inf:
-            raise ValueError(f"port_mbps={self.port_mbps}: expected more than 0, or none")
-        if self.topology not in get_args(Topology):
-            raise ValueError(f"topology={self.topology!r}: expected star or tree")
-        if self.fan_out < 1:
-            raise ValueError(f"fan_out={self.fan_out}: expected 1 or more")
+        check_fields(self)
 
     def receivers(self, sender: int, num_workers: int) -> range:
         """Whom the trainer (-1) or a worker's node sends to, if all are addressed."""

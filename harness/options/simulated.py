@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from collectors.annotations import Count, NonNegative, NonNegativeInt, Positive, Range, Share
+from collectors.annotations import (
+    Count,
+    Milliseconds,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    Share,
+)
 from harness.errors import ConfigError
 from harness.files import check_ordinary
 from harness.options.base import Options
 from harness.options.collectors import CollectorConfig, Threads, Workers
-
-Milliseconds = Annotated[float, Range(0, 1e9)]
 
 
 @dataclass

@@ -91,3 +91,5 @@ def test_the_last_workers_are_slower():
         Stragglers(1.5)
     with pytest.raises(ValueError, match="factor"):
         Stragglers(0.5, 0.0)
+    with pytest.raises(ValueError, match="factor"):
+        Stragglers(0.5, math.inf)

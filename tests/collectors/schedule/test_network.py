@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from collectors.schedule.network import Network, Transfers, Version
@@ -99,7 +101,8 @@ def test_a_tree_cannot_send_to_some():
     ("options", "error"),
     [
         ({"port_mbps": 0.0}, "port_mbps"),
-        ({"topology": "ring"}, "star or tree"),
+        ({"port_mbps": math.inf}, "port_mbps"),
+        ({"topology": "ring"}, "one of 'star', 'tree'"),
         ({"fan_out": 0}, "fan_out"),
     ],
 )
