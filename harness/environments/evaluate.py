@@ -13,7 +13,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor, nn
 
 from collectors.rollout.seeds import Seeds, untouched_streams
-from harness.environments.own_returns import TellOwnEpisode, as_number
+from harness.environments.wrappers import TellOwnEpisode, as_number
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TransformAction, TransformReward, vector
 
-from harness.environments.own_returns import (
+from harness.environments.wrappers import (
     OwnEpisode,
     OwnEpisodesOfVector,
     TellOwnEpisode,

@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 
 from harness.algorithms.interface import Ratios
 from harness.algorithms.state import Stateful
-from harness.environments.own_returns import FIRST, KEY, LENGTH, OVER, RETURN
+from harness.environments.wrappers import FIRST, KEY, LENGTH, OVER, RETURN
 from harness.logging import Histogram
 from harness.measures import PHASES
 
@@ -98,7 +98,7 @@ class Episodes(Stateful):
     """Returns and lengths of the episodes that end, from batches that hold pieces of them.
 
     They are the environment's own where its wrappers may alter them (harness/environments/
-    returns.py): an episode that a wrapper ends is counted when the environment starts another one.
+    wrappers.py): an episode that a wrapper ends is counted when the environment starts another one.
     """
 
     STATE = ("_open", "_fresh", "recent", "count", "differs")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.report.progress import show_progress
+from harness.report.text import show_progress
 
 USAGE_ERROR = 2
 INTERRUPTED = 130

@@ -20,8 +20,8 @@ from matplotlib.lines import Line2D
 
 from harness.report.design import Design
 from harness.report.pages import Picture
-from harness.report.progress import show_progress
 from harness.report.scores import Report, Score
+from harness.report.text import show_progress
 
 WIDTH = 5.8  # inches: letters stay readable at a phone's width
 DPI = 160

@@ -13,10 +13,10 @@ from harness.report.design import make_design
 from harness.report.document import write
 from harness.report.import_runs import import_all
 from harness.report.pages import Document, to_html, to_markdown
-from harness.report.progress import show_progress
 from harness.report.runs import MARK, read_runs
 from harness.report.scores import WANTED, Report, analyse, respond
 from harness.report.settings import arrange
+from harness.report.text import show_progress
 
 FIGURES, DATA = "figures", "data"
 
@@ -82,12 +82,12 @@ def save(out: Path, document: Document, data: dict[str, str]) -> None:
 
 def upload(page: Path, document: Document, report: Report, *, mode: str, project: str) -> None:
     """Hand W&B the figures, the table of results, and each setting's score as a number."""
-    from harness.logging import wandb_report  # takes time to import
+    from harness.logging import wandb  # takes time to import
 
     table = tables.results(report)
     sweeps = [manifest.get("sweep") for manifest in report.plan.runs["manifest"]]
     finals = [report.final(task) for task in report.plan.tasks]
-    wandb_report.upload(
+    wandb.upload(
         page,
         mode=mode,
         project=project,

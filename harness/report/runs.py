@@ -36,7 +36,7 @@ from harness.files import (
     parse_yaml,
     read_text,
 )
-from harness.report.progress import show_progress
+from harness.report.text import show_progress
 
 FILES = ("status.json", "config.yaml", "metrics.jsonl", "summary.json", "manifest.json")
 UNFINISHED = ("running", "failed", "interrupted", "pruned")  # may lack records and a summary

@@ -14,7 +14,6 @@ from harness.errors import suggest
 from harness.measures import PHASES
 from harness.report.comparisons import DEFAULT_MARGIN, Margin, compare_pairs, interactions
 from harness.report.design import Design
-from harness.report.progress import show_progress
 from harness.report.settings import SOURCE, Options, Plan, values_of
 from harness.report.statistics import (
     MEASURES,
@@ -28,6 +27,7 @@ from harness.report.statistics import (
     student,
     trailing_mean,
 )
+from harness.report.text import show_progress
 
 EVALUATED, TRAINED, VIRTUAL_TIME = "eval/return", "episode/return", "sim/time_s"
 # The metrics that are read of a run's records.

@@ -1,8 +1,10 @@
-"""Numbers and lists in words."""
+"""Numbers and lists in words, and what the command is doing."""
 
 from __future__ import annotations
 
 import math
+import shutil
+import sys
 from collections.abc import Iterable
 
 from harness.numbers import readable
@@ -36,3 +38,11 @@ def joined(names: Iterable[str]) -> str:
     if len(names) > MOST_NAMES:
         names = [*names[:MOST_NAMES], f"{len(names) - MOST_NAMES} more"]
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def show_progress(text: str) -> None:
+    """Say what the command is doing: `text` replaces the last line of the terminal, if any."""
+    if sys.stderr.isatty():
+        columns = shutil.get_terminal_size().columns - 1
+        shown = "".join(c if c.isprintable() else "�" for c in text)[:columns]
+        print(f"\r{shown:<{columns}}", end="", file=sys.stderr, flush=True)

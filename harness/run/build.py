@@ -17,7 +17,7 @@ from collectors import BaseCollector, ReplayBuffer
 from collectors.rollout.seeds import untouched_streams
 from harness.algorithms.interface import Learner, Setup
 from harness.environments.factory import EnvFactory, alters_returns, single
-from harness.environments.own_returns import KEY, UNKNOWN
+from harness.environments.wrappers import KEY, UNKNOWN
 from harness.errors import ConfigError, ImpossiblePair
 from harness.numbers import count
 from harness.options.run import Config, EnvConfig

@@ -15,7 +15,7 @@ import run
 from collectors import Collector
 from harness.environments.evaluate import Evaluator
 from harness.environments.factory import EnvFactory, alters_returns, single
-from harness.environments.own_returns import (
+from harness.environments.wrappers import (
     FIRST,
     KEY,
     LENGTH,
