@@ -1,8 +1,8 @@
 """Checks values against annotations: options in a program, and options on a command line.
 
 Annotations may be bool, int, float, str, None, Any, Literal, lists, mappings, Callable, classes,
-unions of these, and `Annotated[..., Range(...)]`. The command reads options without torch, so this
-module imports nothing of this package.
+unions of these, and `Annotated` with a `Range` or with words for an error. The command reads
+options without torch, so this module imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -141,8 +141,9 @@ class Checker:
         arguments = get_args(annotation)
         match get_origin(annotation):
             case typing.Annotated:
+                words = [mark for mark in arguments[1:] if isinstance(mark, str)]
                 bounds = ", ".join(str(mark) for mark in arguments[1:] if isinstance(mark, Range))
-                return f"{self.describe(arguments[0])} ({bounds})"
+                return words[0] if words else f"{self.describe(arguments[0])} ({bounds})"
             case typing.Union | types.UnionType:
                 return " or ".join(map(self.describe, arguments))
             case typing.Literal:

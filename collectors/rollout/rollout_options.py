@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from tensordict.nn import InteractionType
 
 from collectors.annotations import Count, Seconds
+
+InfoKeys = Annotated[
+    Sequence[str] | Mapping[str, Any],
+    "names of entries of info, or a dict of them with a value for missing ones",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,4 +41,4 @@ class RolloutOptions(PolicyOptions):
     resume_episodes: bool = True  # load_state_dict replays unfinished episodes
     # Of a worker, to replay them; after it, new ones start
     resume_timeout: Seconds = 300.0
-    info_keys: Sequence[str] | Mapping[str, Any] = ()  # a mapping gives values for missing entries
+    info_keys: InfoKeys = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,15 +33,28 @@ def batch(**changed):
     return line | changed
 
 
+def filled(worker, generation, versions, newest):
+    frames = SimpleNamespace(stamps=lambda steps: versions[:, :steps])
+    return SimpleNamespace(
+        worker=worker,
+        generation=generation,
+        frames=frames,
+        steps=versions.shape[1],
+        made_s=0.5,
+        newest=newest,
+    )
+
+
 def test_runs_of_versions():
     assert runs(stamps(-1, -1, 4, 4, 4, 6)) == [[0, -1], [2, 4], [5, 6]]
     assert runs(stamps(0)) == [[0, 0]]
 
 
 def test_a_recording_is_read_as_it_was_written(tmp_path):
-    recorder = Recorder(tmp_path / "schedule.jsonl", **HEADER)
-    recorder.note(1, 0, stamps(0, 0, 2), 0.5, 3)
-    recorder.note(0, 1, stamps(1, 1, 1), 0.5, None)
+    worker = SimpleNamespace(num_envs=1, spec=SimpleNamespace(frames=8), group=(0,))
+    recorder = Recorder(tmp_path / "schedule.jsonl", [worker, worker], seed=3)
+    recorder.note(filled(1, 0, stamps(0, 0, 2), 3))
+    recorder.note(filled(0, 1, stamps(1, 1, 1), None))
     schedule = RecordedSchedule(tmp_path / "schedule.jsonl")
     assert schedule.header.num_workers == 2
     assert schedule.header.seed == 3
