@@ -44,6 +44,7 @@ PRELOAD = (
     "hydra.main",
     __name__,
 )
+COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")  # what algo.compile=true imports besides
 
 
 class JobDied(RuntimeError):
@@ -80,7 +81,8 @@ class LocalLauncher(Launcher):
         self.hydra_context = hydra_context
         self.task_function = task_function
         self.config = config
-        self.processes.set_forkserver_preload(list(PRELOAD))
+        compiles = OmegaConf.select(config, "algo.compile")
+        self.processes.set_forkserver_preload([*PRELOAD, *(COMPILER if compiles else ())])
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
