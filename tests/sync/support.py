@@ -309,15 +309,21 @@ def running(
 
 
 @contextlib.contextmanager
-def in_one_thread(scheme: WeightSyncScheme, workers: int = 1) -> Iterator[list[WeightSyncScheme]]:
+def in_one_thread(
+    scheme: WeightSyncScheme,
+    workers: int = 1,
+    make_model: Callable[[], Any] = policy,
+    *,
+    background: bool = False,
+) -> Iterator[list[WeightSyncScheme]]:
     """Receivers, met in one thread: another is needed only while `connect` waits for both sides."""
     receivers = [copy.deepcopy(scheme) for _ in range(workers)]
     for worker, receiver in enumerate(receivers):
-        receiver.init_on_receiver(model=policy(), worker_idx=worker)
+        receiver.init_on_receiver(model=make_model(), worker_idx=worker)
     meeting = threading.Thread(target=scheme.connect)
     meeting.start()
     for receiver in receivers:
-        receiver.connect(background=False)
+        receiver.connect(background=background)
     meeting.join(20)
     try:
         yield receivers

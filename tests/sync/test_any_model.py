@@ -5,9 +5,7 @@ model is refused by name before anything starts.
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +27,7 @@ from sync import (
 )
 from sync.schemes.simulated import SimulatedWeightSyncScheme
 from tests.sync.remote.support import Threads
-from tests.sync.support import Counting, bits, held, receive, running
+from tests.sync.support import Counting, bits, held, in_one_thread, receive, running
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 DTYPES = (*FLOATS, torch.complex64, torch.int64, torch.int16, torch.uint8, torch.bool)
@@ -270,27 +268,18 @@ def acting(scheme: WeightSyncScheme, theirs: nn.Module) -> Iterator[Callable[[An
         take()
         yield lambda weights: (scheme.send_async(weights), take())[1]
         return
-    receiver = copy.deepcopy(scheme)
-    receiver.init_on_receiver(model=theirs, worker_idx=0)
-    thread = threading.Thread(target=receiver.connect, kwargs={"background": False})
-    thread.start()
-    scheme.connect()
-    thread.join()
+    with in_one_thread(scheme, make_model=lambda: theirs) as (receiver,):
+        use = receiver.watched(len)
 
-    use = receiver.watched(len)
+        def publish(weights: Any) -> None:
+            use([])
+            scheme.send_async(weights)
+            assert receiver.receive(20.0) is not None
+            use([])
+            scheme.wait_async(20.0)
+            assert receiver.version == scheme.version == scheme.acknowledged[0]
 
-    def publish(weights: Any) -> None:
-        use([])
-        scheme.send_async(weights)
-        assert receiver.receive(20.0) is not None
-        use([])
-        scheme.wait_async(20.0)
-        assert receiver.version == scheme.version == scheme.acknowledged[0]
-
-    try:
         yield publish
-    finally:
-        receiver.shutdown()
 
 
 def check(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -13,6 +11,7 @@ from torch import nn
 from sync import RPCWeightSyncScheme
 from sync.remote.engine import Engine
 from sync.remote.pickled_calls import Outcome
+from tests.sync.support import in_one_thread
 
 
 class Threads(Engine):
@@ -65,17 +64,10 @@ def joined(ours, theirs, *, background=True, engine=None, **options):
     scheme = RPCWeightSyncScheme(**{"timeout": 20.0, **options})
     scheme.attach(engine)
     scheme.init_on_sender(model=ours, devices=["cpu"])
-    receiver = copy.deepcopy(scheme)
-    receiver.init_on_receiver(model=theirs, worker_idx=0)
-    meeting = threading.Thread(target=receiver.connect, kwargs={"background": background})
-    meeting.start()
-    scheme.connect()
-    meeting.join()
     try:
-        yield scheme, ours, receiver, theirs
+        with in_one_thread(scheme, make_model=lambda: theirs, background=background) as (receiver,):
+            yield scheme, ours, receiver, theirs
     finally:
-        receiver.shutdown()
-        scheme.shutdown()
         engine.close()
 
 
