@@ -13,12 +13,16 @@ KINDS = [WorkerError, WorkerDied, WorkerRaised, WorkerTimeout]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_error_is_a_worker_error_that_has_its_workers_number(kind):
+def test_every_error_is_a_worker_error_that_has_its_workers_number_and_travels(kind):
     error = kind(3, "worker 3 (cuda:1) has gone home")
     assert isinstance(error, WorkerError)
     assert isinstance(error, RuntimeError)
-    assert (error.worker_idx, str(error)) == (3, "worker 3 (cuda:1) has gone home")
     assert error.failures == {3: error}
+    twin = pickle.loads(pickle.dumps(error))
+    assert type(twin) is kind
+    for one in (error, twin):
+        assert (one.worker_idx, str(one)) == (3, "worker 3 (cuda:1) has gone home")
+        assert list(one.failures) == [3]
 
 
 def test_one_failure_is_itself_and_several_are_told_together():
@@ -32,10 +36,7 @@ def test_one_failure_is_itself_and_several_are_told_together():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_errors_travel_between_processes(kind):
-    twin = pickle.loads(pickle.dumps(kind(3, "what happened")))
-    assert type(twin) is kind
-    assert (twin.worker_idx, str(twin), list(twin.failures)) == (3, "what happened", [3])
+def test_errors_of_several_workers_travel_between_processes(kind):
     both = combine({1: kind(1, "one"), 2: WorkerDied(2, "two")})
     twin = pickle.loads(pickle.dumps(both))
     assert str(twin) == str(both)

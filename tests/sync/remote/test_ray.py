@@ -1,4 +1,4 @@
-"""Which token a process shows to a Ray cluster."""
+"""Over Ray, without a cluster: which token a process shows, and places without an actor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from sync.remote import ray
+from sync.remote.engine import PeerDied
 from sync.remote.ray import use_token_authentication
 
 VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -58,3 +60,10 @@ def test_a_mode_that_is_set_is_kept(joins):
     os.environ["RAY_AUTH_MODE"] = "disabled"
     assert not use_token_authentication(joins=joins)
     assert shown() == ["disabled", None, None]
+
+
+def test_a_place_without_an_actor_cannot_be_called_and_says_so(monkeypatch):
+    monkeypatch.setattr(ray, "is_connected", lambda: True)
+    engine = ray.RayEngine([None])
+    with pytest.raises(PeerDied, match="peer 0 is gone: there is no such actor"):
+        engine.call(0, abs, -1).result(0)
