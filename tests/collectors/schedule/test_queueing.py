@@ -17,7 +17,10 @@ from tests.collectors.schedule.driving import drive
 
 BATCHES = 20_000
 BATCH_MS = 10.0
-NUMBERS = [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 16, 64]
+# Workers, and the load of the learner: one axis at a time, and all pairs in the slow tests.
+PAIRS = [(1, 0.5), (16, 0.5), (64, 0.5), (16, 2.0)]
+SLOW = [(n, load) for n in (1, 2, 4, 16, 64) for load in (0.5, 2.0) if (n, load) not in PAIRS]
+CLUSTERS = [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)]
 
 
 def birth_death(births, deaths):
@@ -47,8 +50,7 @@ def check(taken, busy, service_ms, mean_lag):
     assert np.mean([one.lag for one in taken]) == pytest.approx(mean_lag, rel=tolerance)
 
 
-@pytest.mark.parametrize("num_workers", NUMBERS)
-@pytest.mark.parametrize("load", [0.5, 2.0])
+@pytest.mark.parametrize(("num_workers", "load"), CLUSTERS)
 def test_machine_repair(num_workers, load):
     # A worker is ordered its next batch when the last is taken, so all of the service is in that.
     service_ms = BATCH_MS * load / num_workers
@@ -59,8 +61,7 @@ def test_machine_repair(num_workers, load):
     check(taken, 1 - idle, service_ms, num_workers - 1)
 
 
-@pytest.mark.parametrize("num_workers", NUMBERS)
-@pytest.mark.parametrize("load", [0.5, 2.0])
+@pytest.mark.parametrize(("num_workers", "load"), CLUSTERS)
 def test_a_worker_goes_on_during_the_update_with_its_batch(num_workers, load):
     # The batch that is trained on is no worker's any more: up to N wait beside it.
     service_ms = BATCH_MS * load / num_workers
