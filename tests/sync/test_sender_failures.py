@@ -41,10 +41,16 @@ from tests.sync.support import (
     version,
 )
 
+# What has to be decoded cannot be pointed at.
+WIRED = pytest.mark.parametrize(
+    ("kind", "wire"),
+    [*((kind, "float32") for kind in KINDS), ("shared_copy", "delta"), ("multiprocess", "delta")],
+)
 
-@EACH
-def test_who_takes_a_dead_workers_place_gets_what_was_sent_to_it_last_and_is_counted(kind):
-    scheme = sender(kind, model := policy(1), workers=2)
+
+@WIRED
+def test_who_takes_a_dead_workers_place_gets_what_was_sent_to_it_last_and_is_counted(kind, wire):
+    scheme = sender(kind, model := policy(1), workers=2, wire=wire)
     with running(scheme, method="fork") as (alive, dying):
         scheme.send_async(policy(2))
         assert alive.do(receive, 20)
@@ -221,11 +227,8 @@ def come_and_go(scheme, model):
     os._exit(0)
 
 
-@pytest.mark.parametrize("wire", ["float32", "delta"])
-@EACH
+@WIRED
 def test_of_several_processes_that_came_for_one_worker_the_last_is_served(kind, wire):
-    if wire != "float32" and kind == "shared_zero_copy":
-        pytest.skip("zero_copy goes with no wire")
     scheme = sender(kind, wire=wire, timeout=10)
     with running(scheme, method="fork") as (worker,):
         scheme.send_async(policy(2))

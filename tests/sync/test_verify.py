@@ -27,7 +27,6 @@ from tests.sync.support import (
     EACH,
     KINDS,
     Counting,
-    Worker,
     bits,
     held,
     policy,
@@ -129,22 +128,6 @@ def test_calls_of_a_background_receiver_are_verified_in_reading(kind):
             scheme.send()
             assert worker.do(use) == number
         assert scheme.verified_calls == 2  # the last is not reported yet
-
-
-@pytest.mark.parametrize("wire", ["int8", "delta"])
-def test_a_worker_that_takes_the_place_of_another_verifies_what_it_is_given(wire):
-    model = policy()
-    scheme = scheme_of(SharedMemWeightSyncScheme, model, verify="every", wire=wire)
-    with running(scheme, method="fork") as (worker,):
-        train(model)
-        scheme.send_async()
-        worker.do(receive, 20.0)
-        worker.process.kill()
-        worker.process.join()
-        with Worker(scheme, worker_idx=0) as successor:
-            successor.meet(scheme, worker_idx=0)
-            assert successor.do(version) == 1
-            successor.do(act)
 
 
 def test_off_is_the_default_and_leaves_blocks_as_they_were():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sync import Layout, WorkerDied
+from sync import Layout
 from sync.channel import APPLIED, JOINED, Answer
 from sync.effects.delta import DeltaDecoder, DeltaEncoder, DeltaFormat
 from sync.effects.pipeline import Parcel, Pipeline
@@ -64,22 +61,6 @@ def test_versions_that_nobody_read_are_not_missed(kind):
             while worker.do(version) < scheme.version:
                 worker.do(receive, 20)
             assert worker.do(held) == bits(weights)
-
-
-@COPYING
-def test_a_newcomer_that_was_sent_changes_before_it_was_known_waits_for_the_whole(kind):
-    weights = model()
-    scheme = made(kind, "delta", weights, timeout=20)
-    with running(scheme, model, method="fork") as (worker,):
-        publish(scheme, worker)
-        worker.tell(lambda s, m: os._exit(1))
-        os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
-        step(weights)
-        with pytest.raises(WorkerDied):
-            scheme.send()  # for one who is there no more
-        with Worker(scheme, model, worker_idx=0) as newcomer:
-            newcomer.meet(scheme, worker_idx=0)  # finds it, and cannot read it
-            assert newcomer.do(held) == bits(weights)
 
 
 @COPYING

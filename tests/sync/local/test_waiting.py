@@ -36,25 +36,6 @@ def test_every_wait_counts_that_is_at_most_a_second_late(now):
     assert awake_s() - before == pytest.approx(20.0)
 
 
-def test_a_process_that_was_stopped_in_a_wait_does_not_count_that_time():
-    def wait(handed, model):
-        begun, awake = time.monotonic(), awake_s()
-        while time.monotonic() - begun < 3.0:
-            wait_for([], 0.5)
-            awake_s()
-        return time.monotonic() - begun, awake_s() - awake
-
-    with Worker(Handed(), None) as worker:
-        worker.tell(wait)
-        time.sleep(0.3)
-        os.kill(worker.process.pid, signal.SIGSTOP)
-        time.sleep(4.0)
-        os.kill(worker.process.pid, signal.SIGCONT)
-        passed, awake = worker.hear()
-        assert passed > 4.0
-        assert awake < passed - 2.0
-
-
 # -- doorbells
 
 
