@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from sync import WeightSyncScheme, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from sync import WeightSyncScheme, WorkerDied, WorkerError, WorkerRaised
 from tests.promises.behaviours import (
     a_hanging_worker_is_named_and_may_come_back,
     a_worker_that_cannot_apply_is_named,
@@ -87,22 +87,6 @@ def test_a_worker_that_cannot_apply_is_named_with_its_traceback(kind, how, messa
         a_worker_that_cannot_apply_is_named(running, how, message)
 
 
-@pytest.mark.parametrize("kind", SHARED_BY_ALL)
-def test_an_error_after_a_send_that_did_not_wait_is_raised_by_the_next(kind):
-    with trial(SCHEMES[kind](sync=False), target=read_and_break) as running:
-        running.findings.set(1, SPOILED, 1)
-        running.calls_from_now(5)
-        running.publish()
-        wait_until(lambda: running.scheme.stats["workers"][1]["failures"] == 1)
-        running.findings.set(1, SPOILED, 0)
-        running.calls_from_now(5)
-        with pytest.raises(WorkerRaised, match="worker 1"):
-            running.publish()
-        version = running.scheme.version
-        running.scheme.wait_async()  # told once; the version of that send arrived everywhere
-        assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
-
-
 def replace(running: Trial, worker: int) -> None:
     """Start another process in a dead one's place."""
     args = (running.scheme, worker, running.findings, 64)
@@ -139,18 +123,6 @@ def test_a_worker_killed_while_the_trainer_waits_for_it_ends_the_wait(kind):
 def test_a_hanging_worker_is_named_when_time_is_over_and_may_come_back(kind):
     with trial(SCHEMES[kind](timeout=0.5)) as running:
         a_hanging_worker_is_named_and_may_come_back(running)
-
-
-@pytest.mark.parametrize("kind", ["shared_copy", "own"])
-def test_several_failures_are_told_together(kind):
-    with trial(SCHEMES[kind](timeout=0.5)) as running:
-        stop(running.processes[0].pid)
-        os.kill(running.processes[2].pid, signal.SIGKILL)
-        with pytest.raises(WorkerError, match="2 workers failed") as raised:
-            running.publish(wait=True)
-        kinds = {worker: type(error) for worker, error in raised.value.failures.items()}
-        assert kinds == {0: WorkerTimeout, 2: WorkerDied}
-        assert running.scheme.acknowledged[1] == 1
 
 
 def never_connects(scheme: Any, worker: int, findings: Findings, *_: Any) -> None:

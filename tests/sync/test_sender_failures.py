@@ -85,6 +85,10 @@ def test_a_refused_send_does_not_swallow_what_went_wrong_before(kind):
             scheme.send_async(fill(model, float("nan")))
         with pytest.raises(WorkerRaised, match="refuses"):
             scheme.send_async(fill(model, 1))
+        worker.do(lambda s, m: setattr(m[0], "refuses", False))
+        assert worker.do(receive, 20)
+        scheme.wait_async(20)  # it was raised once, and the version of that send was published
+        assert scheme.acknowledged == {0: scheme.version} == {0: 2}
 
 
 @EACH
@@ -102,7 +106,7 @@ def test_a_worker_that_fails_keeps_nobody_from_being_heard(kind):
             try:
                 scheme.send()
             except WorkerError as error:
-                outcome.append(error.failures)
+                outcome.append((str(error), error.failures))
 
         thread = threading.Thread(target=send)
         thread.start()
@@ -111,7 +115,8 @@ def test_a_worker_that_fails_keeps_nobody_from_being_heard(kind):
         dying.die()
         assert slow.do(receive, 20)
         thread.join(20)
-        (failures,) = outcome
+        ((text, failures),) = outcome
+        assert "2 workers failed" in text
         assert {w: type(f) for w, f in failures.items()} == {0: WorkerRaised, 1: WorkerDied}
         assert scheme.acknowledged[2] == 1
 
