@@ -303,7 +303,8 @@ def check(
     try:
         if cannot:
             names = "|".join(re.escape(repr(name)) for name in cannot)
-            with pytest.raises(ValueError, match=names):
+            why = "(is expanded|is in its state_dict|is torch.sparse|hogwild moves each|is part of)"
+            with pytest.raises(ValueError, match=f"(?s)(({names}).*{why}|{why}.*({names}))"):
                 scheme.init_on_sender(model=ours, devices=["cpu"])
             return
         fill(ours, pieces, 0)

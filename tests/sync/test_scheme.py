@@ -11,7 +11,6 @@ from tensordict import TensorDict
 from torch import nn
 
 from sync import (
-    HogwildWeightSyncScheme,
     MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,
     WeightStrategy,
@@ -390,31 +389,6 @@ def test_what_is_said_about_a_worker_is_in_its_errors_and_harms_no_worker_withou
         scheme.connect_timeout = 30
         with ThreadWorker(scheme, None) as worker:
             worker.do(lambda s, m: s.init_on_receiver(worker_idx=0))
-
-
-class Packed(nn.Linear):
-    """A layer with a weight that only its state dict has, as quantised layers have it."""
-
-    packed = torch.ones(2)
-
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "packed"] = self.packed
-
-
-class Expanded(nn.Linear):
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
-        self.register_buffer("ones", torch.ones(1, 2).expand(3, 2))
-
-
-@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
-@pytest.mark.parametrize("kind", [SharedMemWeightSyncScheme, HogwildWeightSyncScheme])
-@pytest.mark.parametrize(("layer", "name"), [(Packed, "packed"), (Expanded, "ones")])
-def test_weights_that_cannot_be_sent_or_written_are_refused_by_name(kind, layer, name, strategy):
-    scheme = kind(strategy=strategy)
-    with pytest.raises(ValueError, match=rf"'0.{name}' is (expanded|in its state_dict)"):
-        scheme.init_on_sender(model=nn.Sequential(layer(2, 2)), devices=["cpu"])
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
