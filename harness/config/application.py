@@ -197,7 +197,7 @@ def _run(plan: RunPlan) -> int:
     except ConfigError as error:
         no_run(plan.directory)
         return _refuse(error)
-    return outcome.exit_status if outcome.signum is None else 128 + outcome.signum
+    return outcome.exit_status
 
 
 def no_run(directory: Path) -> float:

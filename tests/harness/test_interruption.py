@@ -191,6 +191,19 @@ def test_a_second_ctrl_c_while_the_checkpoint_is_written_ends_the_run_in_one_lin
     assert read_json(tmp_path / "run/status.json")["state"] == "interrupted"
 
 
+def test_a_run_that_a_signal_comes_too_late_to_end_is_done(tmp_path, monkeypatch, capsys):
+    shutdown = Collector.shutdown
+
+    def late(collector, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        shutdown(collector, **options)
+
+    monkeypatch.setattr(Collector, "shutdown", late)
+    assert run.main([*SMALL, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    assert read_json(tmp_path / "run/status.json")["state"] == "done"
+    assert "interrupted" not in capsys.readouterr().err
+
+
 def test_ctrl_c_before_there_is_a_run_ends_in_one_line(monkeypatch, capsys):
     class Loading(ModuleType):
         def __getattr__(self, name):
