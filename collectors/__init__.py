@@ -9,7 +9,18 @@ frames come next). `workers/handle.py` draws the messages between a worker and t
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+_SYNC = find_spec("sync")  # a common name: another package's may come first on sys.path
+_HERE = Path(__file__).resolve().parents[1]
+if _SYNC is None or Path(_SYNC.origin or "").resolve() != _HERE / "sync" / "__init__.py":
+    _place = None if _SYNC is None else _SYNC.origin or _SYNC.submodule_search_locations
+    raise ImportError(
+        f"Lockstep's package sync is in {_HERE}, but `import sync` leads to {_place}: "
+        "run it where no other module has this name"
+    )
 
 if TYPE_CHECKING:
     from collectors.base import BaseCollector as BaseCollector
@@ -52,12 +63,7 @@ def __getattr__(name: str) -> Any:
     """Import names on first use: options need no torch, and a worker needs little of this."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    sync = import_module("sync")
-    if not hasattr(sync, "WeightSyncScheme"):  # a common name: another package's may come first
-        raise ImportError(
-            f"`import sync` leads to {sync.__file__}, which is not Lockstep's package: "
-            "run it where no other module has this name"
-        )
+    import_module("sync")  # before anything here that imports tensordict
     return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 
