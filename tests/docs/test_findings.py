@@ -1,4 +1,4 @@
-"""One stored run of each study can be repeated to the bit."""
+"""One stored run of each study repeats to the bit, and the records of all runs make a report."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import tarfile
 
 import pytest
 
-from harness import reproduce
+from harness import report, reproduce
 from harness.errors import ConfigError
 from harness.files import read_json
 from harness.run.provenance import hardware
 from tests.docs.pages import ROOT
 
 ARCHIVES = sorted((ROOT / "docs/findings/runs").glob("*.tar.xz"))
+RECORDS = sorted((ROOT / "docs/findings/records").glob("*.tar.xz"))
 
 
 @pytest.mark.slow
@@ -34,3 +35,13 @@ def test_a_stored_run_is_identical_when_it_is_done_again(archive, tmp_path, monk
         pytest.skip(printed.err.strip())
     assert status == reproduce.SAME, printed.out + printed.err
     assert "identical: all metrics but times, and the final weights" in printed.out
+
+
+@pytest.mark.parametrize("archive", RECORDS, ids=lambda file: file.name.split(".")[0])
+def test_the_records_of_all_runs_make_a_report(archive, tmp_path, capsys):
+    with tarfile.open(archive) as stored:
+        stored.extractall(tmp_path, filter="data")
+    (sweep,) = tmp_path.iterdir()
+    runs = len(list(sweep.rglob("config.yaml")))
+    assert report.main([str(sweep), "--out", str(tmp_path / "report")]) == 0
+    assert f"{runs} runs, {runs} done, 0 with damaged files" in capsys.readouterr().out
