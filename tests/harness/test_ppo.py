@@ -226,6 +226,16 @@ def test_rows_shorter_than_a_sequence_fill_a_minibatch():
     assert ppo.update(batch, 0)["train/gradient_steps"] == 1
 
 
+def test_sequences_begin_with_the_learners_states():
+    ppo = learner("lstm")  # sequences of four frames
+    batch = rollout(ppo, "lstm", steps=8)
+    frames, _ = ppo.assess(batch, 0)
+    after = ppo.view(batch, ppo.rows(batch)).states
+    first, second = frames["state"].unflatten(0, (3, 2)).unbind(1)
+    assert torch.equal(first, batch["state"][:, 0])
+    assert torch.equal(second, after[:, 3])
+
+
 @pytest.mark.parametrize("model", ["lstm", "cnn"])
 @pytest.mark.parametrize("objective", OF_TRAJECTORIES)
 def test_what_lies_between_trajectories_changes_nothing(objective, model):
