@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from collectors.workers.handle import CannotReplace, WorkerHandle, failures_of
 from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
 from sync.local.waiting import awake_s
 
-if TYPE_CHECKING:
-    from collectors.workers.pool import WorkerPool
 
-
-def start_all(pool: WorkerPool, handles: Sequence[WorkerHandle]) -> None:
+def start_all(pool: Any, handles: Sequence[WorkerHandle]) -> None:
     """Start these workers, and wait until each has its environments and version 0."""
     for handle in handles:
         with pool.news:
@@ -38,7 +35,7 @@ def _spec(handle: WorkerHandle) -> Any:
     return dataclasses.replace(spec, options={**spec.options, "random_frames": left})
 
 
-def connect(pool: WorkerPool, handles: Sequence[WorkerHandle]) -> None:
+def connect(pool: Any, handles: Sequence[WorkerHandle]) -> None:
     """Meet the workers' receivers; the worker's own error comes before the scheme's."""
     receivers = sorted({one.receiver for one in handles if not one.is_connected()})
     for handle in handles:
@@ -68,7 +65,7 @@ def connect(pool: WorkerPool, handles: Sequence[WorkerHandle]) -> None:
 
 
 def await_all(
-    pool: WorkerPool, handles: Sequence[WorkerHandle], done: Callable[[WorkerHandle], bool]
+    pool: Any, handles: Sequence[WorkerHandle], done: Callable[[WorkerHandle], bool]
 ) -> None:
     """Wait until `done` for all; raise for those that failed or did not get there."""
     timeout = pool.options.start_timeout
@@ -83,7 +80,7 @@ def await_all(
         raise combine(failures)
 
 
-def replace(pool: WorkerPool, handle: WorkerHandle) -> None:
+def replace(pool: Any, handle: WorkerHandle) -> None:
     """Start a replacement for a failed worker. It may fail as well."""
     pool.raise_if_closed()
     try:
@@ -108,7 +105,7 @@ def replace(pool: WorkerPool, handle: WorkerHandle) -> None:
         handle.failure = handle.failure or error
 
 
-def _number_environments(pool: WorkerPool, handle: WorkerHandle) -> None:
+def _number_environments(pool: Any, handle: WorkerHandle) -> None:
     """Number the worker's environments after those of the workers before it."""
     assert handle.hello is not None
     count = handle.hello.num_envs
