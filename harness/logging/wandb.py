@@ -148,7 +148,10 @@ def _kill_service() -> None:
     `finish_timeout` is kept by that process itself, so it does not help when the process hangs.
     """
     for tasks in Path("/proc/self/task").glob("*/children"):
-        for pid in tasks.read_text().split():
+        children: list[str] = []
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            children = tasks.read_text().split()
+        for pid in children:
             with contextlib.suppress(OSError):
                 if Path("/proc", pid, "comm").read_text().startswith("wandb"):
                     os.kill(int(pid), signal.SIGKILL)

@@ -138,6 +138,12 @@ def test_a_process_of_wandbs_that_hangs_is_killed_and_the_run_ends(tmp_path, cap
     children = psutil.Process().children()
     (service,) = (child for child in children if child.name().startswith("wandb"))
     service.suspend()
+    thread = threading.Thread(target=lambda: None)  # ends while the process is looked for
+    thread.start()
+    thread.join()
+    ended = Path("/proc/self/task", str(thread.native_id), "children")
+    tasks = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [ended, *tasks(folder, pattern)])
     monkeypatch.setattr("harness.logging.wandb.FINISH_S", 2.0)
     with caplog.at_level(logging.WARNING):
         logger.finish({}, 0)
