@@ -45,6 +45,10 @@ def test_a_law_in_rate_times_lag_is_told_from_one_in_lag_alone():
     assert low > 0
     assert all(p < 0.05 for *_, p in rate_lag.same_products(of_product))
     assert not all(p < 0.05 for *_, p in rate_lag.same_products(of_lag))
+    *_, over_product = rate_lag.figure({"a task": of_lag, "another": of_product}).axes
+    first, *_, last = over_product.lines
+    assert first.get_xdata()[-1] == last.get_xdata()[2] == 8e-4
+    assert first.get_ydata()[-1] == pytest.approx(last.get_ydata()[2], abs=0.01)
 
 
 def test_a_rate_that_hardly_learns_is_named_and_left_out():
