@@ -37,6 +37,11 @@ LEVEL = 0.05
 Options = Mapping[str, Any]
 
 
+def typed(value: Any) -> str:
+    """An option's value as it is typed."""
+    return "null" if value is None else str(value)
+
+
 class Side(NamedTuple):
     """A setting. With `less`, the difference of its score from that of another setting."""
 
@@ -44,7 +49,7 @@ class Side(NamedTuple):
     less: Options | None = None
 
     def __str__(self) -> str:
-        name = " ".join(str(value) for value in self.setting.values())
+        name = " ".join(map(typed, self.setting.values()))
         return name if self.less is None else f"the change of {name}"
 
 
@@ -211,8 +216,8 @@ def read_values(sweep: Path, names: Sequence[str], measures: Sequence[str]) -> p
     runs, records = read_runs([sweep], (TRAINED, "policy/ess", *LENGTHS))
     runs = runs[runs["state"] == "done"]
     parts = dict(list(records.groupby("run")))
-    columns: dict[str, list[Any]] = {
-        name: [options[name] for options in runs["options"]] for name in names
+    columns: dict[str, Any] = {  # as objects, or None beside numbers would become NaN
+        name: np.array([options[name] for options in runs["options"]], object) for name in names
     }
     columns["seed"] = [int(seed) for seed in runs["seed"]]
     for measure in measures:
@@ -270,9 +275,10 @@ def lines(name: str, sweep: Path) -> Iterator[str]:
     yield f"{len(values)} runs that are done; margin {study.margin:g}"
     yield f"| {' | '.join(names)} | seeds | {' | '.join(measures)} |"
     yield f"|{'---|' * len(names)}{'--:|' * (1 + len(measures))}"
-    for setting, inside in values.groupby(names, dropna=False, sort=True):
+    for _, inside in values.groupby(names, dropna=False, sort=True):
         means = " | ".join(f"{inside[measure].mean():.4g}" for measure in measures)
-        yield f"| {' | '.join(map(str, setting))} | {len(inside)} | {means} |"
+        setting = " | ".join(map(typed, inside[names].iloc[0]))
+        yield f"| {setting} | {len(inside)} | {means} |"
     yield ""
     yield "| claim | difference | p | |"
     yield "|---|--:|--:|---|"

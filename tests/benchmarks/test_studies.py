@@ -17,7 +17,7 @@ from harness.config.compose import compose_run
 from harness.report.runs import FILES, read_runs
 from harness.report.scores import TRAINED
 from tests.harness.config.experiments import jobs_of_experiment
-from tests.harness.report.synthetic import make_sweep
+from tests.harness.report.synthetic import make_run, make_sweep
 
 RATES, LAGS = (1e-4, 2e-4, 4e-4), (0, 1, 2, 4, 8)
 
@@ -180,6 +180,15 @@ def test_each_claim_is_about_settings_of_its_sweep(study):
                 )
                 for job in jobs
             ), setting
+
+
+def test_a_setting_may_be_an_option_without_a_value(tmp_path):
+    for seed in (1, 2):
+        for limit in (None, 8):
+            make_run(tmp_path / f"{limit},{seed}", seed=seed, sync={"max_lag": limit})
+    values = hypotheses.read_values(tmp_path, ["sync.max_lag"], ["score"])
+    for limit in (None, 8):
+        assert len(hypotheses.of_setting(values, {"sync.max_lag": limit}, "score")) == 2
 
 
 def test_a_claim_whose_seeds_do_not_pair_is_refused():
