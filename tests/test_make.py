@@ -34,7 +34,7 @@ def printed(path: Path, *arguments: str) -> str:
     ended = subprocess.run(
         ["make", "--dry-run", *arguments],
         cwd=path,
-        env=os.environ | {"PATH": str(path)},
+        env=os.environ | {"PATH": str(path), "MAKEFLAGS": ""},  # these tests may run in `make`
         capture_output=True,
         text=True,
         timeout=60,

@@ -80,10 +80,11 @@ class Publisher:
 
     def newest_at(self, at_ns: int) -> int:
         """The newest version at a time of this machine, as far as the last `MOST_TIMES` tell."""
-        if not self._published:
+        published = list(self._published)  # other threads may publish meanwhile
+        if not published:
             return self.version
-        before = (v for published_ns, v in reversed(self._published) if published_ns <= at_ns)
-        return self.base + next(before, self._published[0][1] - 1)
+        before = (v for published_ns, v in reversed(published) if published_ns <= at_ns)
+        return self.base + next(before, published[0][1] - 1)
 
     @property
     def _main_id(self) -> str:

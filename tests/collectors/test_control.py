@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
+from torch import nn
 
 from collectors import ReplayBuffer
+from collectors.weights.publisher import Publisher
 from sync import (
     Link,
     MultiProcessedRemoteWeightUpdate,
     MultiProcessWeightSyncScheme,
+    NoWeightSyncScheme,
     SharedMemWeightSyncScheme,
     VanillaLocalWeightUpdater,
 )
@@ -396,3 +400,18 @@ def test_several_collectors_in_one_process_and_in_threads_do_not_meet():
         "async 2": {2.0},
         "single 3": {3.0},
     }
+
+
+def test_the_newest_version_is_told_while_another_one_is_published():
+    policy = nn.Linear(1, 1)
+    publisher = Publisher(policy, {"policy": NoWeightSyncScheme()}, devices=[None], timeout=60.0)
+    for _ in range(2):
+        publisher.publish({"policy": None}, None)
+
+    class Moment:
+        def __ge__(self, published_ns: int) -> bool:
+            publisher.publish({"policy": None}, None)
+            return False
+
+    assert publisher.newest_at(time.perf_counter_ns()) == publisher.version
+    assert publisher.newest_at(Moment()) == publisher.version - 4  # before all four
