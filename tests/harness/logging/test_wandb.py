@@ -146,7 +146,11 @@ def test_a_process_of_wandbs_that_hangs_is_killed_and_the_run_ends(tmp_path, cap
     monkeypatch.setattr(Path, "glob", lambda folder, pattern: [ended, *tasks(folder, pattern)])
     monkeypatch.setattr("harness.logging.wandb.FINISH_S", 2.0)
     with caplog.at_level(logging.WARNING):
-        logger.finish({}, 0)
+        try:
+            logger.finish({}, 0)
+        except BaseException:
+            service.kill()  # or this process would wait for it for good
+            raise
     logger._thread.join(60)
     assert not logger._thread.is_alive()
     service.wait(60)
