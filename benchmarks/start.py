@@ -24,12 +24,16 @@ from statistics import median
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.collect_contestants import OUR_PYTHON, PEER_PYTHON  # noqa: E402
+
 SHORT = (
     *("algo=ppo", "env=cartpole", "collector=single", "logger=jsonl", "total_frames=2048"),
     *("collector.frames_per_batch=1024", "env.num_envs=8", "evaluation.every_frames=null"),
 )
-RUN = (sys.executable, str(ROOT / "run.py"))
+LONGEST_S = 300  # that a command may take
+RUN = (str(OUR_PYTHON), str(ROOT / "run.py"))
 # Runs CleanRL's script without what it reads its command line and writes event files with.
 CLEANRL = """
 import runpy, sys, types
@@ -54,16 +58,16 @@ class Cost(NamedTuple):
 
 
 def cost(command: Sequence[str]) -> Cost:
-    """Of a command, and what its runs say of their training."""
+    """The seconds of a command, and those that its runs say they trained."""
     with tempfile.TemporaryDirectory(prefix="lockstep-start-") as folder:
         begun = time.perf_counter()
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=LONGEST_S)
         wall = time.perf_counter() - begun
         return Cost(wall, sum(map(training_s, Path(folder).rglob("metrics.jsonl"))))
 
 
 def training_s(metrics: Path) -> float:
-    """The seconds of a run's batches."""
+    """What a run spent on its batches, by its own clock."""
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     return sum(
         value for record in records for name, value in record.items() if name.startswith("time/")
@@ -72,7 +76,15 @@ def training_s(metrics: Path) -> float:
 
 def sweep(jobs: int) -> tuple[str, ...]:
     seeds = ",".join(str(seed + 1) for seed in range(jobs))
-    return (*RUN, "-m", "hydra/launcher=local", "sweep=start", f"seed={seeds}", *SHORT)
+    return (
+        *RUN,
+        "-m",
+        "hydra/launcher=local",
+        "hydra.launcher.parallel=1",
+        "sweep=start",
+        f"seed={seeds}",
+        *SHORT,
+    )
 
 
 def a_job(jobs: int) -> Cost:
@@ -89,7 +101,7 @@ def main() -> None:
     arguments = parser.parse_args()
     contestants: dict[str, Callable[[], Cost]] = {
         "limit: import torch, gymnasium": lambda: cost(
-            [sys.executable, "-c", "import torch, gymnasium"]
+            [str(OUR_PYTHON), "-c", "import torch, gymnasium"]
         ),
         "run.py": lambda: cost([*RUN, *SHORT]),
         "a job of a local sweep": lambda: a_job(arguments.jobs),
