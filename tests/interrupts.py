@@ -50,6 +50,8 @@ class Interrupt:
         return bool(self.where)
 
     def __enter__(self) -> Interrupt:
+        # Python 3.12 sends instructions to a tracer only if some frame asked for them before.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._call)
         return self
 
