@@ -1,25 +1,29 @@
 """Whether the effective sample size falls before a run collapses: docs/findings/collapse.md.
 
-    .venv/bin/python benchmarks/collapse.py outputs/rate_lag outputs/objectives_at_lag
+    .venv/bin/python benchmarks/collapse.py --task LunarLander outputs/rate_lag …
+        [--task tokens outputs/rate_lag_tokens …] [--figure collapse.png]
 
-The directories are sweeps of one task. A threshold for the alarm is chosen on the runs with odd
-seeds and judged on those with even ones: for the sample size, the divergence, the largest weight.
+A threshold for the alarm is chosen on a task's runs with odd seeds and judged on those with even
+ones: for the sample size, the divergence and the largest weight. The figure has a panel for each
+task, with what every threshold would find, and a mark for the one that was chosen.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from harness.report.drawing import Key, draw, line_look, panels  # noqa: E402
 from harness.report.runs import read_runs  # noqa: E402
 from harness.report.scores import TRAINED, mean_return  # noqa: E402
 
@@ -30,8 +34,9 @@ ROSE = 0.2  # of the task's range, before there is anything to lose
 FELL = 0.5  # of what was gained
 # Each measure, and whether it is alarming when it is large.
 MEASURES = {"policy/ess": False, "policy/kl": True, "policy/ratio_max": True}
-THRESHOLDS = 50  # that are tried: quantiles of the measure over all records
+THRESHOLDS = 50  # that are tried
 RESAMPLES = 2_000
+FEWEST = 20  # collapses on a task
 
 
 @dataclass
@@ -115,38 +120,67 @@ def worth(caught: Sequence[bool] | np.ndarray, false_alarms: Sequence[bool] | np
 
 def choose(courses: Sequence[Course], name: str) -> float:
     """The threshold that is worth most on these runs."""
+    return max(
+        thresholds(courses, name), key=lambda threshold: worth(*outcomes(courses, name, threshold))
+    )
+
+
+def thresholds(courses: Sequence[Course], name: str) -> list[float]:
+    """What is tried: quantiles of the measure over all records."""
     everything = np.concatenate([course.measures[name] for course in courses])
-    tried = np.unique(np.nanquantile(everything, np.linspace(0, 1, THRESHOLDS)))
-    return float(max(tried, key=lambda threshold: worth(*outcomes(courses, name, threshold))))
+    return np.unique(np.nanquantile(everything, np.linspace(0, 1, THRESHOLDS))).tolist()
 
 
 def lines(courses: Sequence[Course]) -> Iterator[str]:
+    """What is said of the runs of one task."""
     fallen = [course for course in courses if course.collapse is not None]
     yield f"{len(fallen)} of {len(courses)} runs with lag collapsed"
-    if len(fallen) < 20:
-        yield "fewer than 20: the question cannot be answered on this task"
+    if len(fallen) < FEWEST:
+        yield f"fewer than {FEWEST}: the question cannot be answered on this task"
         return
-    odd = [course for course in courses if course.seed % 2]
-    even = [course for course in courses if not course.seed % 2]
+    odd, even = halves(courses)
     yield "| measure | threshold | collapses with an alarm | other runs with one | worth |"
     yield "|---|--:|--:|--:|--:|"
-    random = np.random.default_rng(0)
+    judged = {}
     for name in MEASURES:
         threshold = choose(odd, name)
-        caught, false_alarms = outcomes(even, name, threshold)
-        drawn = [
-            worth(
-                random.choice(caught, len(caught)), random.choice(false_alarms, len(false_alarms))
-            )
-            for _ in range(RESAMPLES)
-        ]
-        low, high = np.percentile(drawn, [2.5, 97.5])
+        caught, false_alarms = judged[name] = outcomes(even, name, threshold)
+        low, high = interval([worth(*drawn) for drawn in resampled(caught, false_alarms)])
         yield (
             f"| {name} | {threshold:.3g} | {sum(caught)} of {len(caught)} | "
             f"{sum(false_alarms)} of {len(false_alarms)} | "
             f"{worth(caught, false_alarms):.2f} [{low:.2f}, {high:.2f}] |"
         )
+    first, *others = MEASURES
+    for name in others:
+        # The same runs are drawn for both.
+        pairs = zip(resampled(*judged[first]), resampled(*judged[name]), strict=True)
+        low, high = interval([worth(*one) - worth(*other) for one, other in pairs])
+        better = worth(*judged[first]) - worth(*judged[name])
+        yield f"{first} is worth {better:.2f} [{low:.2f}, {high:.2f}] more than {name}"
     yield from _within_settings(courses)
+
+
+def halves(courses: Sequence[Course]) -> tuple[list[Course], list[Course]]:
+    """The runs with odd seeds, on which thresholds are chosen, and those with even seeds."""
+    parts: tuple[list[Course], list[Course]] = ([], [])
+    for course in courses:
+        parts[1 - course.seed % 2].append(course)
+    return parts
+
+
+def resampled(
+    caught: Sequence[bool], false_alarms: Sequence[bool]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Runs drawn with repetition, always the same ones."""
+    random = np.random.default_rng(0)
+    for _ in range(RESAMPLES):
+        yield random.choice(caught, len(caught)), random.choice(false_alarms, len(false_alarms))
+
+
+def interval(drawn: Sequence[float]) -> tuple[float, float]:
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def _within_settings(courses: Sequence[Course]) -> Iterator[str]:
@@ -170,13 +204,56 @@ def _within_settings(courses: Sequence[Course]) -> Iterator[str]:
     )
 
 
+def figure(tasks: Mapping[str, Sequence[Course]]) -> Figure:
+    """Collapses with an alarm over other runs with one, as the threshold moves."""
+    key: Key = [(name, line_look(number)) for number, name in enumerate(MEASURES)]
+    x, y = "other runs with an alarm", "collapses with an alarm"
+    drawn, axes = panels(list(tasks), 2.6, x, y, key)
+    for axis, courses in zip(axes, tasks.values(), strict=True):
+        odd, even = halves(courses)
+        for name, look in key:
+            every = [rates(even, name, threshold) for threshold in thresholds(courses, name)]
+            axis.plot(*zip(*every, strict=True), **{**look, "marker": ""})
+            axis.plot(*rates(even, name, choose(odd, name)), **look)
+        axis.plot([0, 1], [0, 1], color="#999999", linewidth=0.7, zorder=1.9)  # by chance
+    return drawn
+
+
+def rates(courses: Sequence[Course], name: str, threshold: float) -> tuple[float, float]:
+    """The share of other runs with an alarm, and of collapses with one in time."""
+    caught, false_alarms = outcomes(courses, name, threshold)
+    return float(np.mean(false_alarms)), float(np.mean(caught))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("sweeps", nargs="+", type=Path, help="directories of sweeps of one task")
-    try:
-        print("\n".join(lines(read_courses(parser.parse_args().sweeps))))
-    except ValueError as error:
-        parser.error(str(error))
+    parser.add_argument(
+        "--task",
+        nargs="+",
+        action="append",
+        required=True,
+        metavar=("NAME", "SWEEP"),
+        help="a task and the directories of its sweeps",
+    )
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="a PNG of all tasks")
+    arguments = parser.parse_args()
+    tasks: dict[str, list[Course]] = {}
+    for name, *sweeps in arguments.task:
+        try:
+            tasks[name] = read_courses([Path(sweep) for sweep in sweeps])
+        except ValueError as error:
+            parser.error(f"{name}: {error}")
+        print(name, *lines(tasks[name]), sep="\n")
+    if arguments.figure:
+        answered = {
+            name: courses
+            for name, courses in tasks.items()
+            if sum(course.collapse is not None for course in courses) >= FEWEST
+        }
+        picture = draw(lambda: figure(answered), "collapse", "") if answered else None
+        if picture is None:
+            parser.error(f"no task has {FEWEST} collapses to draw")
+        arguments.figure.write_bytes(picture.png)
 
 
 if __name__ == "__main__":

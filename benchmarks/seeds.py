@@ -1,34 +1,42 @@
 """How often fewer seeds would have shown an effect: the tests of docs/findings/seeds.md.
 
-    .venv/bin/python benchmarks/seeds.py outputs/objectives_at_lag --baseline sync.lag=0
+    .venv/bin/python benchmarks/seeds.py --compare outputs/objectives_at_lag sync.lag=0
+        [--compare outputs/clip_lag algo.clip=0.2 …] [--figure seeds.png]
 
-Each setting of a sweep is compared with the setting that has the same options but the baseline's
-value. Effects that are there have a corrected p below 0.05 with all seeds. Effects that are not
-there compare two halves of the runs of one setting.
+Each setting of a sweep is compared with the setting that has the same options but this value.
+Effects that are there have a p below 0.05 with all seeds, corrected within the sweep. Effects that
+are not there compare two halves of the runs of one setting. The figure shows how often a test finds
+either with fewer seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from harness.report.drawing import Key, draw, line_look, panels  # noqa: E402
 from harness.report.runs import read_runs  # noqa: E402
 from harness.report.scores import TRAINED, mean_return  # noqa: E402
+from harness.report.settings import arrange  # noqa: E402
 from harness.report.statistics import holm, paired_test, student_quantile  # noqa: E402
 
 DRAWS = 2_000
+DIVISIONS = 20  # of the runs of a setting
 SEEDS = (2, 3, 5, 10)
+FEWEST = 5  # seeds of a setting that is compared
 LOOKS_LARGE = 0.1  # of the baseline: what a reader of one curve calls a difference
 CLASSES = ((1.5, "large"), (0.75, "middle"), (0.0, "small"))  # in pooled standard deviations
+ABSENT = "not there"
 
 
 class Pair(NamedTuple):
@@ -44,28 +52,25 @@ class Pair(NamedTuple):
         return float(abs(self.scores.mean() - self.baseline.mean()) / pooled)
 
 
-def read_settings(sweeps: Sequence[Path]) -> pd.DataFrame:
-    """A row for each setting, a column for each seed. Rows are named by the options that differ."""
-    runs, records = read_runs(sweeps, (TRAINED,))
-    runs = runs[runs["state"] == "done"]
-    scores = {run: mean_return(inside) for run, inside in records.groupby("run")}
-    options = pd.DataFrame(list(runs["options"]), index=runs.index).astype(str)
-    differing = [name for name in options if options[name].nunique() > 1 and name != "seed"]
-    named = [
-        frozenset(f"{name}={options.loc[run, name]}" for name in differing) for run in runs.index
-    ]
-    table = pd.DataFrame(
-        {
-            "setting": named,
-            "seed": [int(seed) for seed in runs["seed"]],
-            "score": [scores[run] for run in runs.index],
-        }
-    )
-    return table.pivot_table(index="setting", columns="seed", values="score").dropna()
+def read_settings(sweep: Path) -> pd.DataFrame:
+    """The scores: a row for each setting, named by its options that differ; a column a seed."""
+    runs, records = read_runs([sweep], (TRAINED,))
+    plan = arrange(runs)
+    rows = {}
+    for task in plan.tasks:
+        named = plan.settings.loc[task][plan.names[task]]
+        for setting, chosen in plan.counted(task).groupby("setting"):
+            options = named.loc[setting].items()
+            rows[frozenset(f"{name}={value}" for name, value in options)] = {
+                seed: mean_return(records[records["run"] == run])
+                for run, seed in chosen["seed"].items()
+            }
+    table = pd.DataFrame(list(rows.values()))
+    return table.set_axis(pd.Index(list(rows), tupleize_cols=False))
 
 
 def pairs(settings: pd.DataFrame, baseline: str) -> list[Pair]:
-    """Each setting beside the one that has the baseline's value instead."""
+    """Each setting beside the one that has the baseline's value instead, seed by seed."""
     option = baseline.partition("=")[0] + "="
     found = []
     for setting in settings.index:
@@ -73,11 +78,11 @@ def pairs(settings: pd.DataFrame, baseline: str) -> list[Pair]:
             continue
         rest = frozenset(name for name in setting if not name.startswith(option))
         if (other := rest | {baseline}) in settings.index:
-            found.append(
-                Pair(settings.loc[[setting]].to_numpy()[0], settings.loc[[other]].to_numpy()[0])
-            )
+            both = settings.loc[[setting, other]].dropna(axis="columns").to_numpy()
+            if both.shape[1] >= FEWEST:
+                found.append(Pair(*both))
     if not found:
-        raise ValueError(f"no two settings differ in {baseline!r} alone")
+        raise ValueError(f"no two settings with {FEWEST} seeds differ in {baseline!r} alone")
     return found
 
 
@@ -102,54 +107,92 @@ def single(pair: Pair) -> tuple[float, float]:
 
 
 def halves(settings: pd.DataFrame, random: np.random.Generator) -> list[Pair]:
-    """The runs of each setting, divided at random as if they were of two."""
+    """The runs of each setting, divided at random as if they were of two, several times."""
     divided = []
-    for scores in settings.to_numpy():
-        order = random.permutation(len(scores))
+    for _, row in settings.iterrows():
+        scores = row.dropna().to_numpy()
         half = len(scores) // 2
-        divided.append(Pair(scores[order[:half]], scores[order[half : 2 * half]]))
+        for _ in range(DIVISIONS):
+            order = random.permutation(len(scores))
+            divided.append(Pair(scores[order[:half]], scores[order[half : 2 * half]]))
     return divided
 
 
-def lines(settings: pd.DataFrame, baseline: str) -> Iterator[str]:
+def effects(tables: Sequence[tuple[pd.DataFrame, str]]) -> tuple[dict[str, list[Pair]], list[int]]:
+    """The comparisons of all sweeps by class of effect, and how many each sweep has."""
+    classes: dict[str, list[Pair]] = {name: [] for _, name in CLASSES} | {ABSENT: []}
+    counts = []
     random = np.random.default_rng(0)
-    compared = pairs(settings, baseline)
-    p_values = holm([paired_test(*pair)[1] for pair in compared])
-    there = [pair for pair, p in zip(compared, p_values, strict=True) if p < 0.05]
-    yield f"{len(there)} of {len(compared)} comparisons with {baseline} are told apart from zero"
+    for settings, baseline in tables:
+        compared = pairs(settings, baseline)
+        counts.append(len(compared))
+        p_values = holm([paired_test(*pair)[1] for pair in compared])
+        for pair, p in zip(compared, p_values, strict=True):
+            if p < 0.05:
+                classes[next(name for least, name in CLASSES if pair.size >= least)].append(pair)
+        classes[ABSENT] += halves(settings, random)
+    return classes, counts
+
+
+def power(chosen: Sequence[Pair], num_seeds: int, random: np.random.Generator) -> float:
+    """The share of tests with so many seeds that find an effect; NaN if no setting has as many."""
+    enough = [pair for pair in chosen if len(pair.scores) >= num_seeds]
+    return float(np.mean([shares(pair, num_seeds, random) for pair in enough] or np.nan))
+
+
+def lines(classes: Mapping[str, Sequence[Pair]], counts: Sequence[int]) -> Iterator[str]:
+    there = sum(len(chosen) for name, chosen in classes.items() if name != ABSENT)
+    yield f"{there} of {sum(counts)} comparisons are told apart from zero"
     heads = [f"p < 0.05, {num_seeds} seeds" for num_seeds in SEEDS]
     yield f"| effect | number | right sign, 1 run | looks large, 1 run | {' | '.join(heads)} |"
     yield f"|---|--:|--:|--:|{'--:|' * len(SEEDS)}"
-    rest = there
-    for least, name in CLASSES:
-        inside = [pair for pair in rest if pair.size >= least]
-        rest = [pair for pair in rest if pair.size < least]
-        if inside:
-            yield _row(name, inside, random)
-    yield _row("not there", halves(settings, random), random)
+    random = np.random.default_rng(0)
+    for name, chosen in classes.items():
+        if not chosen:
+            continue
+        signs, large = zip(*(single(pair) for pair in chosen), strict=True)
+        told = [power(chosen, num_seeds, random) for num_seeds in SEEDS]
+        cells = ["" if name == ABSENT else f"{np.mean(signs):.0%}", f"{np.mean(large):.0%}"]
+        cells += ["" if np.isnan(share) else f"{share:.0%}" for share in told]
+        yield f"| {name} | {len(chosen)} | {' | '.join(cells)} |"
 
 
-def _row(name: str, chosen: Sequence[Pair], random: np.random.Generator) -> str:
-    signs, large = zip(*(single(pair) for pair in chosen), strict=True)
-    cells = [f"{np.mean(signs):.0%}", f"{np.mean(large):.0%}"]
-    for num_seeds in SEEDS:
-        enough = [pair for pair in chosen if len(pair.scores) >= num_seeds]
-        told = [shares(pair, num_seeds, random) for pair in enough]
-        cells.append(f"{np.mean(told):.0%}" if told else "")
-    return f"| {name} | {len(chosen)} | {' | '.join(cells)} |"
+def figure(classes: Mapping[str, Sequence[Pair]]) -> Figure:
+    """How often a test finds an effect, over the number of seeds."""
+    key: Key = [(name, line_look(number)) for number, name in enumerate(classes) if classes[name]]
+    drawn, (axis,) = panels(["of 2,000 draws"], 3.0, "seeds", "share with p < 0.05", key)
+    random = np.random.default_rng(0)
+    for name, look in key:
+        axis.plot(SEEDS, [power(classes[name], count, random) for count in SEEDS], **look)
+    axis.axhline(0.05, color="#999999", linewidth=0.7)
+    axis.set_xticks(SEEDS)
+    axis.set_ylim(0, 1.03)
+    return drawn
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("sweeps", nargs="+", type=Path, help="directories of sweeps of one task")
     parser.add_argument(
-        "--baseline", required=True, help="option=value that others are compared with"
+        "--compare",
+        nargs=2,
+        action="append",
+        required=True,
+        metavar=("SWEEP", "OPTION=VALUE"),
+        help="a sweep's directory, and what its settings are compared with",
     )
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="a PNG of the shares")
     arguments = parser.parse_args()
     try:
-        print("\n".join(lines(read_settings(arguments.sweeps), arguments.baseline)))
+        classes, counts = effects(
+            [(read_settings(Path(sweep)), baseline) for sweep, baseline in arguments.compare]
+        )
     except ValueError as error:
         parser.error(str(error))
+    print("\n".join(lines(classes, counts)))
+    if arguments.figure:
+        picture = draw(lambda: figure(classes), "seeds", "")
+        assert picture is not None
+        arguments.figure.write_bytes(picture.png)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ INCIDENTAL_GROUPS = ("logger.", "checkpoint.")
 # The run's, and those of its own parts, which follow it. A seed of the environment's is not among
 # them: `env.kwargs.level_seed` may be what is studied.
 SEEDS = ("seed", "sync.lag_seed", "sync.link.seed", "sync.tear.seed")
+LINKED = {"algo.max_lag": "sync.max_lag", "algo.on_stale": "sync.on_stale"}
 FIRST = ("sync.name", "collector.name", "algo.name", "env.id", "model.name")
 # The recorded schedule stands in place of these.
 UNUSED_BY_REPLAY = ("collector.costs.", "collector.network.", "collector.failures")
@@ -117,7 +118,7 @@ def arrange(runs: pd.DataFrame, *, by_source: bool = False) -> Plan:
 
 def _differs(key: str, options: pd.DataFrame, tasks: Sequence[pd.DataFrame]) -> bool:
     """Whether runs of one task differ in this option, or tasks by it."""
-    if key != "seed" and _follows_seed(key, options):
+    if _follows(key, options):
         return False
     groups = [options] if key in TASK else [rows for rows in tasks if key in rows]
     return any(_varies(key, rows) for rows in groups)
@@ -201,7 +202,7 @@ def _distinguishing(options: pd.DataFrame) -> list[str]:
         for key in options
         if _varies(key, options)
         and not _is_incidental(key)
-        and not _follows_seed(key, options)
+        and not _follows(key, options)
         and not _is_of_some_parts(key, options)
     ]
 
@@ -212,11 +213,15 @@ def _is_incidental(key: str) -> bool:
     return key in (*INCIDENTAL, *SEEDS) or key.startswith(INCIDENTAL_GROUPS)
 
 
-def _follows_seed(key: str, options: pd.DataFrame) -> bool:
-    """Whether every run that has it has its seed as the value: `env.kwargs.level_seed=${seed}`."""
-    if not key.endswith("seed") or "seed" not in options:
+def _follows(key: str, options: pd.DataFrame) -> bool:
+    """Whether every run that has this option has the value of another one, which sets it.
+
+    So do `algo.max_lag`, whose default is `${sync.max_lag}`, and `env.kwargs.level_seed=${seed}`.
+    """
+    other = LINKED.get(key, "seed" if key.endswith("seed") else None)
+    if other in (None, key) or other not in options:
         return False
-    return bool((options[key] == options["seed"])[options[key].notna()].all())
+    return bool((options[key] == options[other])[options[key].notna()].all())
 
 
 def _is_of_some_parts(key: str, options: pd.DataFrame) -> bool:

@@ -85,22 +85,52 @@ def test_an_alarm_counts_if_it_comes_before_the_collapse_and_not_long_before():
     assert collapse.worth(caught, false_alarms) == pytest.approx(1 / 3 - 1 / 2)
 
 
+def test_a_measure_that_falls_before_each_collapse_is_worth_more_than_one_of_chance():
+    random = np.random.default_rng(1)
+    courses = []
+    for seed in range(80):
+        moment = 60 if seed < 40 else None
+        size = np.where((np.arange(100) >= 50) & (seed < 40), 0.1, 0.9)
+        chance = dict.fromkeys(("policy/kl", "policy/ratio_max"), random.random(100))
+        courses.append(collapse.Course("", seed, moment, {"policy/ess": size, **chance}))
+    said = list(collapse.lines(courses))
+    assert said[0] == "40 of 80 runs with lag collapsed"
+    assert "| 20 of 20 | 0 of 20 | 1.00 [1.00, 1.00] |" in said[3]
+    assert said[6].startswith("policy/ess is worth")
+    (axis,) = collapse.figure({"a task": courses}).axes
+    assert axis.lines[1].get_xydata().tolist() == [[0, 1]]  # the threshold that was chosen
+    assert list(collapse.lines(courses[:19]))[1].startswith("fewer than 20")
+
+
 def test_large_effects_are_seen_with_few_seeds_and_absent_ones_as_often_as_the_test_allows():
     random = np.random.default_rng(3)
-    settings = pd.DataFrame(
-        random.normal(0, 1, (60, 10)) + 10,
-        index=[frozenset({f"a={n}", "sync.lag=0"}) for n in range(60)],
-    )
-    lagging = pd.DataFrame(
-        random.normal(0, 1, (60, 10)) + 6,
-        index=[frozenset({f"a={n}", "sync.lag=4"}) for n in range(60)],
-    )
-    compared = seeds.pairs(pd.concat([settings, lagging]), "sync.lag=0")
-    assert len(compared) == 60
-    assert np.mean([seeds.shares(pair, 5, random) for pair in compared[:10]]) > 0.9
-    assert seeds.single(compared[0])[0] > 0.9
-    absent = [seeds.shares(pair, 3, random) for pair in seeds.halves(settings, random)]
-    assert 0.02 < np.mean(absent) < 0.09
+    rows = {
+        frozenset({f"a={n}", f"sync.lag={lag}"}): random.normal(10 - lag, 1, 10)
+        for lag in (0, 4)
+        for n in range(12)
+    }
+    settings = pd.DataFrame(list(rows.values()), pd.Index(list(rows), tupleize_cols=False))
+    settings.iloc[0, 5:] = np.nan  # five seeds are paired with five
+    classes, counts = seeds.effects([(settings, "sync.lag=0")])
+    assert counts == [12]
+    assert len(classes["large"]) == 12
+    assert sorted(len(pair.scores) for pair in classes["large"])[:2] == [5, 10]
+    assert seeds.power(classes["large"], 5, random) > 0.9
+    assert seeds.single(classes["large"][0])[0] > 0.9
+    absent = seeds.power(classes[seeds.ABSENT], 3, random)
+    assert 0.02 < absent < 0.09
+    (axis,) = seeds.figure(classes).axes
+    assert axis.lines[1].get_ydata()[1] == pytest.approx(absent, abs=0.02)
+
+
+def test_settings_are_told_apart_by_options_and_not_by_those_that_follow_the_seed(tmp_path):
+    for seed in (1, 2):
+        for lag in (0, 4):
+            make_run(tmp_path / f"{lag},{seed}", seed=seed, sync={"lag": lag, "lag_seed": seed})
+    table = seeds.read_settings(tmp_path)
+    assert list(table.index) == [frozenset({"sync.lag=0"}), frozenset({"sync.lag=4"})]
+    assert list(table.columns) == [1, 2]
+    assert table.notna().all(axis=None)
 
 
 def test_hidden_numbers_are_not_shown_and_the_others_are_scaled():

@@ -173,6 +173,15 @@ def test_an_environments_own_seed_makes_settings_unless_it_is_the_runs():
     assert labels(same) == ["all runs"]
 
 
+def test_an_option_that_another_one_sets_is_not_named_beside_it():
+    runs = [run(sync__max_lag=lag, algo__max_lag=lag) for lag in (4, None)]
+    plan = arrange(runs)
+    assert labels(plan) == ["max_lag=4", "max_lag=null"]
+    assert plan.differing.keys() == {"sync.max_lag"}
+    plan = arrange([*runs, run(sync__max_lag=4, algo__max_lag=8)])  # somebody set it
+    assert plan.differing.keys() == {"sync.max_lag", "algo.max_lag"}
+
+
 def test_an_objective_with_options_is_named_as_it_is_typed():
     weight = {"algo.objective.decoupled.weight_cap": 2, "algo.objective.decoupled.other": 1}
     plan = arrange([run(algo__objective="behaviour"), run(algo__objective="x"), run(**weight)])
