@@ -169,6 +169,7 @@ def test_the_commands_at_the_end_are_those_that_work_where_the_run_was_started(
     program, start, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(sys, "argv", [program])
+    monkeypatch.setenv("PATH", "")
     monkeypatch.chdir(tmp_path)
     assert next_commands("done", Path("here"), repeatable=True).splitlines() == [
         f"report:  {start} report here",
@@ -177,6 +178,9 @@ def test_the_commands_at_the_end_are_those_that_work_where_the_run_was_started(
     assert next_commands("interrupted", Path("here"), repeatable=True).endswith(
         f"{start} resume=here"
     )
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # an activated environment
+    report, _ = next_commands("done", Path("here"), repeatable=True).splitlines()
+    assert report == f"report:  {start.replace(sys.executable, 'python')} report here"
 
 
 def test_values_in_brackets_are_shown_as_they_are():
