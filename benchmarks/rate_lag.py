@@ -61,10 +61,16 @@ def learning_rates(scores: pd.DataFrame, floor: float) -> tuple[list[float], lis
 
 
 def retained(scores: pd.DataFrame, floor: float) -> pd.DataFrame:
-    """`share`: what each run keeps of the score of its rate at lag 0, of the mean over seeds."""
-    fresh = scores[scores["lag"] == 0].groupby("rate")["score"].mean() - floor
-    share = (scores["score"] - floor) / scores["rate"].map(fresh)
-    return scores.assign(share=share, product=scores["rate"] * scores["lag"])
+    """`share`: what each run keeps of the score of its rate at lag 0, of the mean over seeds.
+
+    `gain` is what the run has above the floor, `fresh` what its rate has at lag 0 with its seed.
+    """
+    gain = scores["score"] - floor
+    at_once = scores["lag"] == 0
+    keys = ["rate", "seed"]
+    fresh = scores[at_once].set_index(keys)["score"].rename("fresh") - floor
+    scores = scores.assign(gain=gain, product=scores["rate"] * scores["lag"]).join(fresh, on=keys)
+    return scores.assign(share=gain / scores["rate"].map(fresh.groupby("rate").mean()))
 
 
 def explained(shares: pd.DataFrame, by_rate: bool) -> float:
@@ -107,16 +113,21 @@ def correlations(shares: pd.DataFrame) -> tuple[float, float, tuple[float, float
     And the bootstrap interval of their difference, over seeds.
     """
     lagged = shares[shares["lag"] > 0]
-    table = lagged.pivot_table(index=["rate", "lag"], columns="seed", values="share")
-    places = table.index.to_frame()
+    gains, fresh = (
+        lagged.pivot_table(index=["rate", "lag"], columns="seed", values=name).dropna(axis=1)
+        for name in ("gain", "fresh")
+    )
+    places = gains.index.to_frame()
     ranks = [rankdata(places["rate"] * places["lag"]), rankdata(places["lag"])]
 
     def both(seeds: np.ndarray) -> tuple[float, float]:
-        means = rankdata(table.to_numpy()[:, seeds].mean(axis=1))
-        product, lag = (-float(np.corrcoef(ranked, means)[0, 1]) for ranked in ranks)
+        # The score at lag 0 is an estimate too, so it is drawn with the others.
+        means = (table.to_numpy()[:, seeds].mean(axis=1) for table in (gains, fresh))
+        order = rankdata(np.divide(*means))
+        product, lag = (-float(np.corrcoef(ranked, order)[0, 1]) for ranked in ranks)
         return product, lag
 
-    count = table.shape[1]
+    count = gains.shape[1]
     product, lag = both(np.arange(count))
     random = np.random.default_rng(0)
     drawn = [both(random.integers(count, size=count)) for _ in range(RESAMPLES)]
@@ -139,8 +150,17 @@ def same_products(shares: pd.DataFrame) -> list[tuple[float, float, float, float
 
 
 def _of(shares: pd.DataFrame, rate: float, lag: int) -> np.ndarray:
-    chosen = shares[np.isclose(shares["rate"], rate) & (shares["lag"] == lag)]
-    return chosen.sort_values("seed")["share"].to_numpy()
+    """The share of a setting seed by seed, as a ratio of two means with errors in both.
+
+    That is the ratio, and for each seed how much it moves the ratio (the delta method).
+    """
+    chosen = shares[np.isclose(shares["rate"], rate) & (shares["lag"] == lag)].sort_values("seed")
+    gain, fresh = chosen["gain"].to_numpy(), chosen["fresh"].to_numpy()
+    if not len(gain):
+        return gain
+    ratio = gain.mean() / fresh.mean()
+    moves: np.ndarray = (gain - ratio * fresh) / fresh.mean()
+    return ratio + moves
 
 
 def lines(scores: pd.DataFrame, floor: float) -> Iterator[str]:

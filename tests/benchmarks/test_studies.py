@@ -51,6 +51,15 @@ def test_a_law_in_rate_times_lag_is_told_from_one_in_lag_alone():
     assert first.get_ydata()[-1] == pytest.approx(last.get_ydata()[2], abs=0.01)
 
 
+def test_shares_are_told_to_be_equal_only_as_well_as_the_score_at_lag_0_is_known():
+    table = scores(lambda rate, lag: 1.0)
+    signs = {RATES[0]: (1, -1, 1, -1), RATES[1]: (1, 1, -1, -1), RATES[2]: (1, -1, -1, 1)}
+    noise = [30 * signs[run.rate][run.seed] * (run.lag == 0) for run in table.itertuples()]
+    for given, equal in ((table, True), (table.assign(score=table["score"] + noise), False)):
+        pairs = rate_lag.same_products(rate_lag.retained(given, 0.0))
+        assert all((p < 0.05) is equal for *_, p in pairs)
+
+
 def test_a_rate_that_hardly_learns_is_named_and_left_out():
     table = scores(lambda rate, lag: 0.1 if rate == RATES[0] else 1.0)
     assert rate_lag.learning_rates(table, 0.0) == ([*RATES[1:]], [RATES[0]])
