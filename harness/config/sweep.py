@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.config_repository import IConfigRepository
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from collectors.rollout.seeds import untouched_streams
@@ -41,20 +43,49 @@ MANY_JOBS = 20  # to compose them takes seconds
 
 
 class JobLoader(ConfigLoaderImpl):
-    """Composes each job of one sweep once: the check, the sweeper and the launcher ask for it."""
+    """Composes what jobs have in common only once: those with the same parts differ in values.
+
+    Hydra sets the values of options after it has put the parts together, and so does this, in a
+    copy. The check before the first job, the sweeper and the launcher each ask for every job.
+    """
 
     def __init__(self, search_path: ConfigSearchPath):
         super().__init__(search_path)
-        self._jobs: dict[tuple[str, ...], bytes] = {}  # pickled, as launchers change what they get
+        self._composed: dict[tuple[str | None, ...], bytes] = {}  # by parts, pickled
+        self._places: IConfigRepository | None = None  # of config files
 
-    def load_sweep_config(
-        self, master_config: DictConfig, sweep_overrides: list[str]
+    def _load_configuration_impl(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """The config of a job, a copy for each call."""
-        key = tuple(sweep_overrides)
-        if key not in self._jobs:
-            self._jobs[key] = pickle.dumps(super().load_sweep_config(master_config, [*key]))
-        config: DictConfig = pickle.loads(self._jobs[key])
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        if validate_sweep_overrides:
+            self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
+        of_task = [one for one in parsed if not one.is_hydra_override()]
+        if self._places is None:  # Hydra's own options, which jobs share, may add some
+            _, self._places = self._parse_overrides_and_create_caching_repo(config_name, overrides)
+        values = [
+            one
+            for one in of_task
+            if isinstance(one.value(), dict) or not self._places.group_exists(one.key_or_group)
+        ]
+        texts = {one.input_line for one in values}
+        parts = [text for text in overrides if text not in texts]
+        key = (config_name, *parts)
+        if key not in self._composed:
+            self._composed[key] = pickle.dumps(
+                super()._load_configuration_impl(config_name, parts, run_mode, from_shell)
+            )
+        config: DictConfig = pickle.loads(self._composed[key])
+        self._apply_overrides_to_config(values, config)
+        job = config.hydra.job
+        config.hydra.overrides.task = [one.input_line for one in of_task]
+        job.override_dirname = get_overrides_dirname(of_task, **job.config.override_dirname)
         return config
 
 

@@ -17,12 +17,16 @@ import torch
 import wandb
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 import run
+from harness.config.compose import Place
 from harness.config.plan import plan_run
-from harness.config.sweep import check_launcher
+from harness.config.sweep import JobLoader, check_launcher
 from harness.config.sweep_progress import failures
 from harness.errors import ConfigError
 from harness.files import parse_yaml, read_json, write_json
@@ -30,7 +34,7 @@ from harness.logging import Loggers
 from harness.options.base import build
 from harness.options.run import CommandConfig
 from harness.report import main as report
-from harness.run.execution import Outcome, own_state
+from harness.run.execution import own_state
 from harness.run_comparison import compare_records, compare_weights
 from tests.harness.logging import wandb_file
 from tests.harness.small import ROOT, SMALL, Command, jobs, states, wait_until
@@ -192,19 +196,45 @@ def test_a_limit_of_failures_is_a_positive_number(capsys):
     assert expected in capsys.readouterr().err
 
 
-def test_each_job_is_composed_once(monkeypatch):
-    composed = []
-    load = ConfigLoaderImpl.load_sweep_config
+def test_jobs_are_composed_as_hydra_does_it_but_their_parts_only_once(monkeypatch):
+    """Also where a job adds or deletes options, sets a whole mapping, or is refused."""
+    jobs = [
+        ["model=mlp", "seed=1", "algo.gamma=0.5"],
+        ["model=mlp", "seed=2", "algo.gamma=${algo.learning_rate}", "name='a b'"],
+        ["model=lstm", "seed=1", "+env.kwargs.x={y: [1, 2]}", "~env.kwargs.x"],
+        ["seed=2", "model=lstm", "sync.link={mbps: 10}", "++model.lstm_size=8"],
+        ["model=mlp", "algo.nothing=1"],
+        ["model=mlp", "nothing@algo=1"],
+        ["model=nothing", "seed=1"],
+        ["model=mlp", "seed=1,2"],
+    ]
+    place, common = Place(), ["experiment=clip_lag", "hydra.job.chdir=false"]
+    place.prepare(common)
+    with place.opened():
+        hydra = ConfigLoaderImpl(GlobalHydra.instance().config_loader().get_search_path())
+        sweep = hydra.load_configuration("config", [*common, "seed=1,2"], RunMode.MULTIRUN)
+        expected = [composed(hydra, sweep, job) for job in jobs]
+        calls = []
+        merge = ConfigLoaderImpl._compose_config_from_defaults_list
+        monkeypatch.setattr(
+            ConfigLoaderImpl,
+            "_compose_config_from_defaults_list",
+            lambda *given, **named: calls.append(1) or merge(*given, **named),
+        )
+        ours = JobLoader(hydra.get_search_path())
+        for _ in range(2):
+            assert [composed(ours, sweep, job) for job in jobs] == expected
+    assert len(calls) == 2  # of mlp and of lstm
 
-    def count(loader, master_config, sweep_overrides):
-        composed.append(sweep_overrides)
-        return load(loader, master_config, sweep_overrides)
 
-    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", count)
-    monkeypatch.setattr("harness.run.execution.execute", lambda plan: Outcome(0, "done"))
-    varied = ("seed=1,2", "logger=[jsonl, trace]", "name='a b'", "sweep=mine")
-    run.main(["-m", *SMALL, *varied])
-    assert len(composed) == 2
+def composed(loader, sweep, job):
+    """The config of a job, with what it has recorded of itself; or the error."""
+    try:
+        config = loader.load_sweep_config(sweep, job)
+    except HydraException as error:
+        return type(error), str(error)
+    kept = OmegaConf.is_struct(config), OmegaConf.is_struct(config.hydra.job)
+    return OmegaConf.to_yaml(config), OmegaConf.to_yaml(config, resolve=True), kept
 
 
 # -- options that move together
