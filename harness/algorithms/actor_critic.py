@@ -121,8 +121,8 @@ class ActorCritic(Algorithm):
         if config.compile and setup.model.recurrent:
             # torch 2.13 gives a wrong gradient for the input weights of an LSTM's cell, silently.
             raise ValueError(
-                f"algo.compile=true model={setup.model.name}: the compiled gradient of an LSTM is "
-                "wrong, and models with memory are not compiled; expected false"
+                f"algo.compile=true model={setup.model.name}: models with memory are not "
+                "compiled, since that of an LSTM gets a wrong gradient; expected false"
             )
         self.config = config
         self.device = setup.device
