@@ -166,6 +166,9 @@ def _of(shares: pd.DataFrame, rate: float, lag: int) -> np.ndarray:
 def lines(scores: pd.DataFrame, floor: float) -> Iterator[str]:
     rates, slow = learning_rates(scores, floor)
     yield f"floor {floor:.3g}; rates that hardly learn and are left out: {slow or 'none'}"
+    runs = scores.groupby("seed").size()
+    if lacking := runs.index[runs < runs.max()].tolist():
+        yield f"seeds that lack settings, and are left out of 2: {lacking}"
     shares = retained(scores[scores["rate"].isin(rates)], floor)
     table = shares.pivot_table(index="rate", columns="lag", values="share")
     yield f"| rate | {' | '.join(f'lag {lag}' for lag in table.columns)} |"

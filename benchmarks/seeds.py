@@ -79,10 +79,11 @@ def pairs(settings: pd.DataFrame, baseline: str) -> list[Pair]:
         rest = frozenset(name for name in setting if not name.startswith(option))
         if (other := rest | {baseline}) in settings.index:
             both = settings.loc[[setting, other]].dropna(axis="columns").to_numpy()
-            if both.shape[1] >= FEWEST:
-                found.append(Pair(*both))
+            if both.shape[1] < FEWEST:
+                raise ValueError(f"{', '.join(sorted(setting))}: fewer than {FEWEST} seeds to pair")
+            found.append(Pair(*both))
     if not found:
-        raise ValueError(f"no two settings with {FEWEST} seeds differ in {baseline!r} alone")
+        raise ValueError(f"no two settings differ in {baseline!r} alone")
     return found
 
 
