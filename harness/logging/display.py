@@ -159,7 +159,8 @@ def warning(unused: Unused) -> str:
         return f"{said}: the collector discarded them; run.log says when workers failed"
     return (
         f"{said}: they were older than algo.max_lag, which sync.max_lag sets. Allow a larger "
-        "lag, let workers wait (sync.on_stale=wait), or use fewer workers"
+        "lag, use fewer workers or let them wait (sync.on_stale=wait; not of use with "
+        "sync.apply_at=episode)"
     )
 
 

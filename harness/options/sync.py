@@ -74,7 +74,7 @@ class SyncConfig(Options):
     state_on_update: Literal["keep", "zero", "recompute"] = "keep"
     max_lag: NonNegativeInt | None = None  # the largest lag of frames to train on, in versions
     # how max_lag is enforced: drop such frames, keep them without weight in the loss (mask), or let
-    # asynchronous workers wait
+    # asynchronous workers wait; within an episode of apply_at=episode, frames age all the same
     on_stale: Literal["drop", "mask", "wait"] = "drop"
     # which weights of a model are sent; state_dict: without non-persistent buffers
     strategy: Literal["tensordict", "state_dict"] = "tensordict"
@@ -121,8 +121,8 @@ class SyncConfig(Options):
         if self.on_stale == "wait" and (self.max_lag is None or not config.collector.asynchronous):
             missing = "sync.max_lag" if self.max_lag is None else "collector=multi_async"
             raise ConfigError(
-                f"sync.on_stale=wait needs {missing}: asynchronous workers wait so that no frame "
-                "lags by more than max_lag"
+                f"sync.on_stale=wait needs {missing}: asynchronous workers wait so that their "
+                "frames lag by at most max_lag"
             )
 
     def _check_pair(self, collector: Any) -> None:
