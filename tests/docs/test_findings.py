@@ -8,7 +8,7 @@ import pytest
 
 from harness import report, reproduce
 from harness.errors import ConfigError
-from harness.files import read_json
+from harness.files import parse_yaml, read_json
 from harness.run.provenance import hardware
 from tests.docs.pages import ROOT
 
@@ -26,8 +26,10 @@ def test_a_stored_run_is_identical_when_it_is_done_again(archive, tmp_path, monk
     processor = read_json(run / "manifest.json")["hardware"]["processor"]
     if processor != hardware()["processor"]:
         pytest.skip(f"it was made on another kind of processor: {processor}")
+    config = parse_yaml((run / "config.yaml").read_text())
+    trusted = ["--import-env", *(f"--plugin={name}" for name in config["plugins"])]
     try:
-        status = reproduce.main([str(run)])
+        status = reproduce.main([str(run), *trusted])
     except ConfigError as error:  # an extra is missing
         pytest.skip(str(error))
     printed = capsys.readouterr()
