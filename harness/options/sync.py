@@ -74,7 +74,7 @@ class SyncConfig(Options):
     state_on_update: Literal["keep", "zero", "recompute"] = "keep"
     max_lag: NonNegativeInt | None = None  # the largest lag of frames to train on, in versions
     # how max_lag is enforced: drop such frames, keep them without weight in the loss (mask), or let
-    # asynchronous workers wait; within an episode of apply_at=episode, frames age all the same
+    # asynchronous workers wait; with apply_at=episode, frames still age until their episode ends
     on_stale: Literal["drop", "mask", "wait"] = "drop"
     # which weights of a model are sent; state_dict: without non-persistent buffers
     strategy: Literal["tensordict", "state_dict"] = "tensordict"
