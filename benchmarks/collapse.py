@@ -5,7 +5,8 @@
 
 A threshold for the alarm is chosen on a task's runs with odd seeds and judged on those with even
 ones: for the sample size, the divergence and the largest weight. The figure has a panel for each
-task, with what every threshold would find, and a mark for the one that was chosen.
+task, with what every threshold would find, and a mark for the one that was chosen. Runs that are
+the same to the bit, as of two sweeps with settings in common, count once.
 """
 
 from __future__ import annotations
@@ -49,15 +50,21 @@ class Course:
     measures: dict[str, np.ndarray]
 
 
-def read_courses(sweeps: Sequence[Path]) -> list[Course]:
-    """The finished runs with lag."""
+def read_courses(sweeps: Sequence[Path]) -> tuple[list[Course], int]:
+    """The finished runs with lag, and how many runs are the same as another and left out."""
     runs, records = read_runs(sweeps, (TRAINED, *MEASURES))
     runs = runs[runs["state"] == "done"]
-    by_run = {
-        run: inside.dropna(subset=[TRAINED])
-        for run, inside in records.groupby("run")
-        if run in runs.index
-    }
+    by_run, known, repeated = {}, set(), 0
+    for run, inside in records.groupby("run"):
+        if run not in runs.index:
+            continue
+        inside = inside.dropna(subset=[TRAINED])
+        content = inside[TRAINED].to_numpy().tobytes()
+        if content in known:
+            repeated += 1
+        else:
+            known.add(content)
+            by_run[run] = inside
     first = float(np.mean([inside[TRAINED].iloc[0] for inside in by_run.values()]))
     best = max(mean_return(inside) for inside in by_run.values())
     courses = []
@@ -72,7 +79,7 @@ def read_courses(sweeps: Sequence[Path]) -> list[Course]:
         measures = {name: smooth(inside[name]) for name in MEASURES if inside[name].notna().any()}
         moment = collapse(smooth(inside[TRAINED]), best - first)
         courses.append(Course(setting, int(runs.loc[run, "seed"]), moment, measures))
-    return courses
+    return courses, repeated
 
 
 def smooth(values: pd.Series) -> np.ndarray:
@@ -240,10 +247,13 @@ def main() -> None:
     tasks: dict[str, list[Course]] = {}
     for name, *sweeps in arguments.task:
         try:
-            tasks[name] = read_courses([Path(sweep) for sweep in sweeps])
+            tasks[name], repeated = read_courses([Path(sweep) for sweep in sweeps])
         except ValueError as error:
             parser.error(f"{name}: {error}")
-        print(name, *lines(tasks[name]), sep="\n")
+        print(
+            name, f"{repeated} runs are the same as another, to the bit, and count once", sep="\n"
+        )
+        print(*lines(tasks[name]), sep="\n")
     if arguments.figure:
         answered = {
             name: courses

@@ -6,7 +6,8 @@
 Each setting of a sweep is compared with the setting that has the same options but this value.
 Effects that are there have a p below 0.05 with all seeds, corrected within the sweep. Effects that
 are not there compare two halves of the runs of one setting. The figure shows how often a test finds
-either with fewer seeds.
+either with fewer seeds. Settings whose scores are the same to the bit, as of two sweeps that share
+runs, count once.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def read_settings(sweep: Path) -> pd.DataFrame:
                 seed: mean_return(records[records["run"] == run])
                 for run, seed in chosen["seed"].items()
             }
-    table = pd.DataFrame(list(rows.values()))
+    table = pd.DataFrame(list(rows.values())).sort_index(axis="columns")
     return table.set_axis(pd.Index(list(rows), tupleize_cols=False))
 
 
@@ -119,20 +120,33 @@ def halves(settings: pd.DataFrame, random: np.random.Generator) -> list[Pair]:
     return divided
 
 
-def effects(tables: Sequence[tuple[pd.DataFrame, str]]) -> tuple[dict[str, list[Pair]], list[int]]:
-    """The comparisons of all sweeps by class of effect, and how many each sweep has."""
+def effects(tables: Sequence[tuple[pd.DataFrame, str]]) -> tuple[dict[str, list[Pair]], int, int]:
+    """The comparisons of all sweeps by class of effect, how many there are, and how many again."""
     classes: dict[str, list[Pair]] = {name: [] for _, name in CLASSES} | {ABSENT: []}
-    counts = []
+    compared = repeated = 0
+    known: set[bytes] = set()
     random = np.random.default_rng(0)
     for settings, baseline in tables:
-        compared = pairs(settings, baseline)
-        counts.append(len(compared))
-        p_values = holm([paired_test(*pair)[1] for pair in compared])
-        for pair, p in zip(compared, p_values, strict=True):
+        found = pairs(settings, baseline)
+        p_values = holm([paired_test(*pair)[1] for pair in found])
+        for pair, p in zip(found, p_values, strict=True):
+            if not _is_new(np.stack(pair), known):
+                repeated += 1
+                continue
+            compared += 1
             if p < 0.05:
                 classes[next(name for least, name in CLASSES if pair.size >= least)].append(pair)
-        classes[ABSENT] += halves(settings, random)
-    return classes, counts
+        new = [_is_new(row.dropna().to_numpy(), known) for _, row in settings.iterrows()]
+        classes[ABSENT] += halves(settings[new], random)
+    return classes, compared, repeated
+
+
+def _is_new(scores: np.ndarray, known: set[bytes]) -> bool:
+    """Whether these scores are met for the first time."""
+    content = scores.tobytes()
+    is_new = content not in known
+    known.add(content)
+    return is_new
 
 
 def power(chosen: Sequence[Pair], num_seeds: int, random: np.random.Generator) -> float:
@@ -141,9 +155,11 @@ def power(chosen: Sequence[Pair], num_seeds: int, random: np.random.Generator) -
     return float(np.mean([shares(pair, num_seeds, random) for pair in enough] or np.nan))
 
 
-def lines(classes: Mapping[str, Sequence[Pair]], counts: Sequence[int]) -> Iterator[str]:
+def lines(classes: Mapping[str, Sequence[Pair]], compared: int, repeated: int) -> Iterator[str]:
     there = sum(len(chosen) for name, chosen in classes.items() if name != ABSENT)
-    yield f"{there} of {sum(counts)} comparisons are told apart from zero"
+    yield f"{there} of {compared} comparisons are told apart from zero"
+    if repeated:
+        yield f"{repeated} more have the same scores as one of them, to the bit, and count once"
     heads = [f"p < 0.05, {num_seeds} seeds" for num_seeds in SEEDS]
     yield f"| effect | number | right sign, 1 run | looks large, 1 run | {' | '.join(heads)} |"
     yield f"|---|--:|--:|--:|{'--:|' * len(SEEDS)}"
@@ -184,12 +200,12 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, metavar="FILE", help="a PNG of the shares")
     arguments = parser.parse_args()
     try:
-        classes, counts = effects(
+        classes, compared, repeated = effects(
             [(read_settings(Path(sweep)), baseline) for sweep, baseline in arguments.compare]
         )
     except ValueError as error:
         parser.error(str(error))
-    print("\n".join(lines(classes, counts)))
+    print("\n".join(lines(classes, compared, repeated)))
     if arguments.figure:
         picture = draw(lambda: figure(classes), "seeds", "")
         assert picture is not None

@@ -120,8 +120,8 @@ def test_large_effects_are_seen_with_few_seeds_and_absent_ones_as_often_as_the_t
     }
     settings = pd.DataFrame(list(rows.values()), pd.Index(list(rows), tupleize_cols=False))
     settings.iloc[0, 5:] = np.nan  # five seeds are paired with five
-    classes, counts = seeds.effects([(settings, "sync.lag=0")])
-    assert counts == [12]
+    classes, *counts = seeds.effects([(settings, "sync.lag=0")])
+    assert counts == [12, 0]
     assert len(classes["large"]) == 12
     assert sorted(len(pair.scores) for pair in classes["large"])[:2] == [5, 10]
     assert seeds.power(classes["large"], 5, random) > 0.9
@@ -130,6 +130,28 @@ def test_large_effects_are_seen_with_few_seeds_and_absent_ones_as_often_as_the_t
     assert 0.02 < absent < 0.09
     (axis,) = seeds.figure(classes).axes
     assert axis.lines[1].get_ydata()[1] == pytest.approx(absent, abs=0.02)
+
+
+def test_what_two_sweeps_share_counts_once(tmp_path):
+    random = np.random.default_rng(4)
+    names = [frozenset({"a=1", f"sync.lag={lag}"}) for lag in (0, 4)]
+    table = pd.DataFrame(
+        random.normal(size=(2, 10)), pd.Index(names, tupleize_cols=False), range(1, 11)
+    )
+    other = table + [[0.0], [1.0]] * np.ones(10)  # only the setting with lag differs
+    classes, *counts = seeds.effects([(table, "sync.lag=0"), (other, "sync.lag=0")])
+    assert counts == [2, 0]
+    assert len(classes[seeds.ABSENT]) == 3 * seeds.DIVISIONS
+    again, *counts = seeds.effects([(table, "sync.lag=0")] * 2)
+    assert counts == [1, 1]
+    assert len(again[seeds.ABSENT]) == 2 * seeds.DIVISIONS
+
+    for sweep in ("one", "two"):
+        for seed in (1, 2):
+            make_run(tmp_path / sweep / str(seed), seed=seed, sync={"lag": 4})
+    sweeps = [tmp_path / sweep for sweep in ("one", "two")]
+    courses, repeated = collapse.read_courses(sweeps)
+    assert (len(courses), repeated) == (2, 2)
 
 
 def test_settings_are_told_apart_by_options_and_not_by_those_that_follow_the_seed(tmp_path):
