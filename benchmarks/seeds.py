@@ -121,7 +121,7 @@ def halves(settings: pd.DataFrame, random: np.random.Generator) -> list[Pair]:
 
 
 def effects(tables: Sequence[tuple[pd.DataFrame, str]]) -> tuple[dict[str, list[Pair]], int, int]:
-    """The comparisons of all sweeps by class of effect, how many there are, and how many again."""
+    """The comparisons by class of effect, how many there are, and how many were met again."""
     classes: dict[str, list[Pair]] = {name: [] for _, name in CLASSES} | {ABSENT: []}
     compared = repeated = 0
     known: set[bytes] = set()
