@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from harness.files import write_atomic  # noqa: E402
 from harness.report.runs import FILES, search  # noqa: E402
 
 DIGITS = 6
@@ -33,8 +34,8 @@ def pack(sweep: Path, archive: Path) -> int:
     runs = sorted(search(sweep))
     if not runs:
         raise SystemExit(f"{sweep}: there are no runs")
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive, "w:xz", preset=9) as packed:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:xz", preset=9) as packed:
         for name in FILES:  # files of one kind beside each other compress best
             for file in (run / name for run in runs):
                 if file.exists():
@@ -44,6 +45,8 @@ def pack(sweep: Path, archive: Path) -> int:
                         place,
                         rounded(file) if name == "metrics.jsonl" else file.read_bytes(),
                     )
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(archive, content.getvalue())  # two at once would write into each other
     return len(runs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from copy import deepcopy
 from pathlib import Path
@@ -185,6 +186,18 @@ def test_a_report_of_packed_runs_is_that_of_the_runs(tmp_path):
     )
     pd.testing.assert_frame_equal(before.records, after.records, rtol=1e-5)
     assert before.runs["options"].tolist() == after.runs["options"].tolist()
+
+
+def test_an_archive_is_replaced_whole_or_not_at_all(tmp_path):
+    sweep = make_sweep(tmp_path / "study", schemes={"shared_mem": 100.0})
+    archive = tmp_path / "study.tar.xz"
+    pack.pack(sweep, archive)
+    before = archive.read_bytes()
+    (sweep / "sync=shared_mem,seed=3" / "metrics.jsonl").write_text("{")
+    with pytest.raises(json.JSONDecodeError):
+        pack.pack(sweep, archive)
+    assert archive.read_bytes() == before
+    assert {file.name for file in tmp_path.iterdir()} == {"study", "study.tar.xz"}
 
 
 def outcomes(means, kind, margin=10.0) -> str:

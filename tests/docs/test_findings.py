@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import tarfile
 
 import pytest
@@ -37,6 +38,19 @@ def test_a_stored_run_is_identical_when_it_is_done_again(archive, tmp_path, monk
         pytest.skip(printed.err.strip())
     assert status == reproduce.SAME, printed.out + printed.err
     assert "identical: all metrics but times, and the final weights" in printed.out
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [*ARCHIVES, *RECORDS],
+    ids=lambda file: file.parent.name + "/" + file.name.split(".")[0],
+)
+def test_an_archive_ends_where_its_content_does(archive):
+    reader = lzma.LZMADecompressor()  # tar and xz refuse what tarfile does not read
+    with open(archive, "rb") as stored:
+        while not reader.eof:
+            reader.decompress(stored.read(1 << 20))
+        assert reader.unused_data + stored.read() == b""
 
 
 @pytest.mark.parametrize("archive", RECORDS, ids=lambda file: file.name.split(".")[0])
