@@ -6,7 +6,8 @@
 A threshold for the alarm is chosen on a task's runs with odd seeds and judged on those with even
 ones: for the sample size, the divergence and the largest weight. The figure has a panel for each
 task, with what every threshold would find, and a mark for the one that was chosen. Runs that are
-the same to the bit, as of two sweeps with settings in common, count once.
+the same to the bit, as of two sweeps with settings in common, count once. A table has how many runs
+of each objective collapse at each lag, and without.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -40,18 +42,27 @@ RESAMPLES = 2_000
 FEWEST = 20  # collapses on a task
 
 
+class Setting(NamedTuple):
+    """What the runs of a setting have in common."""
+
+    objective: str
+    learning_rate: str
+    lag: int
+
+
 @dataclass
 class Course:
     """One run: its smoothed measures, and the record at which it collapsed, if it did."""
 
-    setting: str
+    setting: Setting
     seed: int
     collapse: int | None
     measures: dict[str, np.ndarray]
+    recovers: bool = False  # ends with more than half of what it had gained
 
 
 def read_courses(sweeps: Sequence[Path]) -> tuple[list[Course], int]:
-    """The finished runs with lag, and how many runs are the same as another and left out."""
+    """The finished runs, and how many of them are the same as another and left out."""
     runs, records = read_runs(sweeps, (TRAINED, *MEASURES))
     runs = runs[runs["state"] == "done"]
     by_run, known, repeated = {}, set(), 0
@@ -70,15 +81,16 @@ def read_courses(sweeps: Sequence[Path]) -> tuple[list[Course], int]:
     courses = []
     for run, inside in by_run.items():
         options = runs.loc[run, "options"]
-        if int(options["sync.lag"]) < 1:
-            continue
-        setting = ", ".join(
-            f"{name}={options.get(name)}"
-            for name in ("algo.objective", "algo.learning_rate", "sync.lag")
+        setting = Setting(
+            str(options.get("algo.objective")),
+            str(options.get("algo.learning_rate")),
+            int(options["sync.lag"]),
         )
         measures = {name: smooth(inside[name]) for name in MEASURES if inside[name].notna().any()}
-        moment = collapse(smooth(inside[TRAINED]), best - first)
-        courses.append(Course(setting, int(runs.loc[run, "seed"]), moment, measures))
+        returns = smooth(inside[TRAINED])
+        moment = collapse(returns, best - first)
+        recovers = moment is not None and not is_low(returns)[-1]
+        courses.append(Course(setting, int(runs.loc[run, "seed"]), moment, measures, recovers))
     return courses, repeated
 
 
@@ -88,13 +100,22 @@ def smooth(values: pd.Series) -> np.ndarray:
 
 def collapse(returns: np.ndarray, span: float) -> int | None:
     """The record at which the smoothed return has lost half of what it gained, for good."""
-    highest = np.maximum.accumulate(returns)
-    gained = highest - returns[0]
-    low = (gained >= ROSE * span) & (highest - returns > FELL * gained)
+    low = is_low(returns) & (np.maximum.accumulate(returns) - returns[0] >= ROSE * span)
     for start in np.flatnonzero(low):
         if start + STAYS <= len(low) and low[start : start + STAYS].all():
             return int(start)
     return None
+
+
+def is_low(returns: np.ndarray) -> np.ndarray:
+    """Where half of what was gained so far is lost."""
+    highest = np.maximum.accumulate(returns)
+    low: np.ndarray = highest - returns > FELL * (highest - returns[0])
+    return low
+
+
+def lagged(courses: Sequence[Course]) -> list[Course]:
+    return [course for course in courses if course.setting.lag >= 1]
 
 
 def alarm(measure: np.ndarray, threshold: float, is_large: bool, until: int | None) -> int | None:
@@ -140,21 +161,31 @@ def thresholds(courses: Sequence[Course], name: str) -> list[float]:
 
 def lines(courses: Sequence[Course]) -> Iterator[str]:
     """What is said of the runs of one task."""
+    yield from _by_objective(courses)
+    yield ""
+    courses = lagged(courses)
     fallen = [course for course in courses if course.collapse is not None]
-    yield f"{len(fallen)} of {len(courses)} runs with lag collapsed"
+    back = sum(course.recovers for course in fallen)
+    yield f"{len(fallen)} of {len(courses)} runs with lag collapsed; {back} of them recover"
     if len(fallen) < FEWEST:
         yield f"fewer than {FEWEST}: the question cannot be answered on this task"
         return
     odd, even = halves(courses)
-    yield "| measure | threshold | collapses with an alarm | other runs with one | worth |"
-    yield "|---|--:|--:|--:|--:|"
+    yield "| measure | threshold | collapses with an alarm | too early | other runs | worth |"
+    yield "|---|--:|--:|--:|--:|--:|"
     judged = {}
     for name in MEASURES:
         threshold = choose(odd, name)
         caught, false_alarms = judged[name] = outcomes(even, name, threshold)
         low, high = interval([worth(*drawn) for drawn in resampled(caught, false_alarms)])
+        before = [
+            alarm(course.measures[name], threshold, MEASURES[name], course.collapse)
+            for course in even
+            if course.collapse is not None
+        ]
+        earlier = sum(place is not None for place in before) - sum(caught)
         yield (
-            f"| {name} | {threshold:.3g} | {sum(caught)} of {len(caught)} | "
+            f"| {name} | {threshold:.3g} | {sum(caught)} of {len(caught)} | {earlier} | "
             f"{sum(false_alarms)} of {len(false_alarms)} | "
             f"{worth(caught, false_alarms):.2f} [{low:.2f}, {high:.2f}] |"
         )
@@ -211,13 +242,30 @@ def _within_settings(courses: Sequence[Course]) -> Iterator[str]:
     )
 
 
+def _by_objective(courses: Sequence[Course]) -> Iterator[str]:
+    """How many runs of each objective collapse at each lag, and the mean of their sample size."""
+    lags = sorted({course.setting.lag for course in courses})
+    yield f"| objective | {' | '.join(f'lag {lag}' for lag in lags)} |"
+    yield f"|---|{'--:|' * len(lags)}"
+    for objective in sorted({course.setting.objective for course in courses}):
+        cells = []
+        for lag in lags:
+            inside = [
+                c for c in courses if (c.setting.objective, c.setting.lag) == (objective, lag)
+            ]
+            fallen = sum(course.collapse is not None for course in inside)
+            size = np.mean([course.measures["policy/ess"].mean() for course in inside] or np.nan)
+            cells.append(f"{fallen} of {len(inside)}, {size:.2f}" if inside else "")
+        yield f"| {objective} | {' | '.join(cells)} |"
+
+
 def figure(tasks: Mapping[str, Sequence[Course]]) -> Figure:
     """Collapses with an alarm over other runs with one, as the threshold moves."""
     key: Key = [(name, line_look(number)) for number, name in enumerate(MEASURES)]
     x, y = "other runs with an alarm", "collapses with an alarm"
     drawn, axes = panels(list(tasks), 2.6, x, y, key)
     for axis, courses in zip(axes, tasks.values(), strict=True):
-        odd, even = halves(courses)
+        odd, even = halves(lagged(courses))
         for name, look in key:
             every = [rates(even, name, threshold) for threshold in thresholds(courses, name)]
             axis.plot(*zip(*every, strict=True), **{**look, "marker": ""})
@@ -258,7 +306,7 @@ def main() -> None:
         answered = {
             name: courses
             for name, courses in tasks.items()
-            if sum(course.collapse is not None for course in courses) >= FEWEST
+            if sum(course.collapse is not None for course in lagged(courses)) >= FEWEST
         }
         picture = draw(lambda: figure(answered), "collapse", "") if answered else None
         if picture is None:

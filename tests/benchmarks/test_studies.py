@@ -80,10 +80,13 @@ def test_a_collapse_is_a_loss_of_half_that_stays(returns, moment):
     assert collapse.collapse(np.array(returns, dtype=float), span=100) == moment
 
 
+SETTING = collapse.Setting("cispo", "0.001", 4)
+
+
 def test_an_alarm_counts_if_it_comes_before_the_collapse_and_not_long_before():
     def course(moment, low_from):
         measure = np.where(np.arange(100) >= low_from, 0.1, 0.9)
-        return collapse.Course("", 2, moment, {"policy/ess": measure})
+        return collapse.Course(SETTING, 2, moment, {"policy/ess": measure})
 
     in_time, late, early = course(60, 50), course(60, 70), course(60, 5)
     quiet, false_alarm = course(None, 100), course(None, 50)
@@ -102,14 +105,19 @@ def test_a_measure_that_falls_before_each_collapse_is_worth_more_than_one_of_cha
         moment = 60 if seed < 40 else None
         size = np.where((np.arange(100) >= 50) & (seed < 40), 0.1, 0.9)
         chance = dict.fromkeys(("policy/kl", "policy/ratio_max"), random.random(100))
-        courses.append(collapse.Course("", seed, moment, {"policy/ess": size, **chance}))
-    said = list(collapse.lines(courses))
-    assert said[0] == "40 of 80 runs with lag collapsed"
-    assert "| 20 of 20 | 0 of 20 | 1.00 [1.00, 1.00] |" in said[3]
+        courses.append(collapse.Course(SETTING, seed, moment, {"policy/ess": size, **chance}))
+    fresh = collapse.Setting("cispo", "0.001", 0)
+    alone = collapse.Course(fresh, 1, None, {"policy/ess": np.ones(100)})
+    said = list(collapse.lines([*courses, alone]))
+    assert said[0] == "| objective | lag 0 | lag 4 |"
+    assert said[2] == "| cispo | 0 of 1, 1.00 | 40 of 80, 0.70 |"  # 0.1 in half of half the runs
+    said = said[4:]
+    assert said[0] == "40 of 80 runs with lag collapsed; 0 of them recover"
+    assert "| 20 of 20 | 0 | 0 of 20 | 1.00 [1.00, 1.00] |" in said[3]
     assert said[6].startswith("policy/ess is worth")
     (axis,) = collapse.figure({"a task": courses}).axes
     assert axis.lines[1].get_xydata().tolist() == [[0, 1]]  # the threshold that was chosen
-    assert list(collapse.lines(courses[:19]))[1].startswith("fewer than 20")
+    assert list(collapse.lines(courses[:19]))[-1].startswith("fewer than 20")
 
 
 def test_large_effects_are_seen_with_few_seeds_and_absent_ones_as_often_as_the_test_allows():
