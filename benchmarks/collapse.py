@@ -1,7 +1,7 @@
 """Whether the effective sample size falls before a run collapses: docs/findings/collapse.md.
 
     .venv/bin/python benchmarks/collapse.py --task LunarLander outputs/rate_lag …
-        [--task tokens outputs/rate_lag_tokens …] [--figure collapse.png]
+        [--task tokens outputs/rate_lag_tokens …] [--figure collapse.png] [--first 10]
 
 A threshold for the alarm is chosen on a task's runs with odd seeds and judged on those with even
 ones: for the sample size, the divergence and the largest weight. The figure has a panel for each
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -58,10 +58,11 @@ class Course:
     seed: int
     collapse: int | None
     measures: dict[str, np.ndarray]
+    sizes: np.ndarray  # the effective sample size, not smoothed
     recovers: bool = False  # ends with more than half of what it had gained
 
 
-def read_courses(sweeps: Sequence[Path]) -> tuple[list[Course], int]:
+def read_courses(sweeps: Sequence[Path], num_first: int = 1) -> tuple[list[Course], int]:
     """The finished runs, and how many of them are the same as another and left out."""
     runs, records = read_runs(sweeps, (TRAINED, *MEASURES))
     runs = runs[runs["state"] == "done"]
@@ -76,8 +77,9 @@ def read_courses(sweeps: Sequence[Path]) -> tuple[list[Course], int]:
         else:
             known.add(content)
             by_run[run] = inside
-    first = float(np.mean([inside[TRAINED].iloc[0] for inside in by_run.values()]))
+    first = {run: float(inside[TRAINED].iloc[:num_first].mean()) for run, inside in by_run.items()}
     best = max(mean_return(inside) for inside in by_run.values())
+    span = best - float(np.mean(list(first.values())))
     courses = []
     for run, inside in by_run.items():
         options = runs.loc[run, "options"]
@@ -87,10 +89,14 @@ def read_courses(sweeps: Sequence[Path]) -> tuple[list[Course], int]:
             int(options["sync.lag"]),
         )
         measures = {name: smooth(inside[name]) for name in MEASURES if inside[name].notna().any()}
-        returns = smooth(inside[TRAINED])
-        moment = collapse(returns, best - first)
-        recovers = moment is not None and not is_low(returns)[-1]
-        courses.append(Course(setting, int(runs.loc[run, "seed"]), moment, measures, recovers))
+        skipped = num_first - 1
+        returns = smooth(inside[TRAINED])[skipped:]
+        moment = collapse(returns, first[run], span)
+        recovers = moment is not None and not is_low(returns, first[run])[-1]
+        moment = None if moment is None else moment + skipped
+        sizes = inside["policy/ess"].to_numpy()
+        seed = int(runs.loc[run, "seed"])
+        courses.append(Course(setting, seed, moment, measures, sizes, recovers))
     return courses, repeated
 
 
@@ -98,19 +104,19 @@ def smooth(values: pd.Series) -> np.ndarray:
     return values.rolling(SMOOTH, min_periods=1).mean().to_numpy()
 
 
-def collapse(returns: np.ndarray, span: float) -> int | None:
+def collapse(returns: np.ndarray, first: float, span: float) -> int | None:
     """The record at which the smoothed return has lost half of what it gained, for good."""
-    low = is_low(returns) & (np.maximum.accumulate(returns) - returns[0] >= ROSE * span)
+    low = is_low(returns, first) & (np.maximum.accumulate(returns) - first >= ROSE * span)
     for start in np.flatnonzero(low):
         if start + STAYS <= len(low) and low[start : start + STAYS].all():
             return int(start)
     return None
 
 
-def is_low(returns: np.ndarray) -> np.ndarray:
+def is_low(returns: np.ndarray, first: float) -> np.ndarray:
     """Where half of what was gained so far is lost."""
     highest = np.maximum.accumulate(returns)
-    low: np.ndarray = highest - returns > FELL * (highest - returns[0])
+    low: np.ndarray = highest - returns > FELL * (highest - first)
     return low
 
 
@@ -173,9 +179,9 @@ def lines(courses: Sequence[Course]) -> Iterator[str]:
     odd, even = halves(courses)
     yield "| measure | threshold | collapses with an alarm | too early | other runs | worth |"
     yield "|---|--:|--:|--:|--:|--:|"
+    chosen = {name: choose(odd, name) for name in MEASURES}
     judged = {}
-    for name in MEASURES:
-        threshold = choose(odd, name)
+    for name, threshold in chosen.items():
         caught, false_alarms = judged[name] = outcomes(even, name, threshold)
         low, high = interval([worth(*drawn) for drawn in resampled(caught, false_alarms)])
         before = [
@@ -197,6 +203,8 @@ def lines(courses: Sequence[Course]) -> Iterator[str]:
         better = worth(*judged[first]) - worth(*judged[name])
         yield f"{first} is worth {better:.2f} [{low:.2f}, {high:.2f}] more than {name}"
     yield from _within_settings(courses)
+    yield ""
+    yield from _by_lag(even, first, chosen[first], {course.setting for course in fallen})
 
 
 def halves(courses: Sequence[Course]) -> tuple[list[Course], list[Course]]:
@@ -223,23 +231,52 @@ def interval(drawn: Sequence[float]) -> tuple[float, float]:
 
 def _within_settings(courses: Sequence[Course]) -> Iterator[str]:
     """Sample size before the collapse, against runs of the same setting that do not collapse."""
-    differences = []
+    by_setting: list[list[float]] = []
     for setting in sorted({course.setting for course in courses}):
         inside = [course for course in courses if course.setting == setting]
         rest = [course for course in inside if course.collapse is None]
+        differences = []
         for course in inside:
             if course.collapse is None or not rest:
                 continue
             span = slice(max(0, course.collapse - 20), course.collapse)
-            here = np.mean(course.measures["policy/ess"][span])
-            there = np.mean([np.mean(one.measures["policy/ess"][span]) for one in rest])
+            here = np.mean(course.sizes[span])
+            there = np.mean([np.mean(one.sizes[span]) for one in rest])
             differences.append(float(here - there))
-    lower = sum(difference < 0 for difference in differences)
-    mean = np.mean(differences) if differences else float("nan")
+        if differences:
+            by_setting.append(differences)
+    if not by_setting:
+        yield "within settings: no setting has runs that collapse and runs that do not"
+        return
+    everything = np.concatenate(by_setting)
+    random = np.random.default_rng(0)
+    drawn = [
+        float(np.mean(np.concatenate([by_setting[place] for place in places])))
+        for places in random.integers(len(by_setting), size=(RESAMPLES, len(by_setting)))
+    ]
+    low, high = interval(drawn)
     yield (
-        f"within settings: before {lower} of {len(differences)} collapses the sample size was "
-        f"lower than in runs that did not collapse, by {-mean:.3f} on average"
+        f"within settings: before {(everything < 0).sum()} of {len(everything)} collapses the "
+        f"sample size was lower than in runs that did not collapse; the mean difference is "
+        f"{everything.mean():.3f} [{low:.3f}, {high:.3f}] over {len(by_setting)} settings"
     )
+
+
+def _by_lag(
+    courses: Sequence[Course], name: str, threshold: float, fallen: Collection[Setting]
+) -> Iterator[str]:
+    """The same threshold at each lag, and in settings of which some run collapses."""
+    parts = {
+        f"lag {lag}": [course for course in courses if course.setting.lag == lag]
+        for lag in sorted({course.setting.lag for course in courses})
+    }
+    parts["settings with a collapse"] = [course for course in courses if course.setting in fallen]
+    yield f"| {name} | collapses with an alarm | other runs |"
+    yield "|---|--:|--:|"
+    for part, inside in parts.items():
+        caught, false_alarms = outcomes(inside, name, threshold)
+        cells = (f"{sum(one)} of {len(one)}" for one in (caught, false_alarms))
+        yield f"| {part} | {' | '.join(cells)} |"
 
 
 def _by_objective(courses: Sequence[Course]) -> Iterator[str]:
@@ -254,7 +291,7 @@ def _by_objective(courses: Sequence[Course]) -> Iterator[str]:
                 c for c in courses if (c.setting.objective, c.setting.lag) == (objective, lag)
             ]
             fallen = sum(course.collapse is not None for course in inside)
-            size = np.mean([course.measures["policy/ess"].mean() for course in inside] or np.nan)
+            size = np.mean([course.sizes.mean() for course in inside] or np.nan)
             cells.append(f"{fallen} of {len(inside)}, {size:.2f}" if inside else "")
         yield f"| {objective} | {' | '.join(cells)} |"
 
@@ -270,7 +307,6 @@ def figure(tasks: Mapping[str, Sequence[Course]]) -> Figure:
             every = [rates(even, name, threshold) for threshold in thresholds(courses, name)]
             axis.plot(*zip(*every, strict=True), **{**look, "marker": ""})
             axis.plot(*rates(even, name, choose(odd, name)), **look)
-        axis.plot([0, 1], [0, 1], color="#999999", linewidth=0.7, zorder=1.9)  # by chance
     return drawn
 
 
@@ -291,11 +327,21 @@ def main() -> None:
         help="a task and the directories of its sweeps",
     )
     parser.add_argument("--figure", type=Path, metavar="FILE", help="a PNG of all tasks")
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=1,
+        metavar="N",
+        help="records whose mean is the return that a run begins with, and from the last of which "
+        "on a collapse is looked for (the study's: 1)",
+    )
     arguments = parser.parse_args()
+    if arguments.first < 1:
+        parser.error(f"--first {arguments.first}: it must be 1 or more")
     tasks: dict[str, list[Course]] = {}
     for name, *sweeps in arguments.task:
         try:
-            tasks[name], repeated = read_courses([Path(sweep) for sweep in sweeps])
+            tasks[name], repeated = read_courses([Path(sweep) for sweep in sweeps], arguments.first)
         except ValueError as error:
             parser.error(f"{name}: {error}")
         print(

@@ -220,11 +220,18 @@ def main() -> None:
         "sweeps", nargs="+", type=Path, help="directories of sweeps over rates and lags"
     )
     parser.add_argument("--figure", type=Path, metavar="FILE", help="a PNG of all of them")
+    parser.add_argument(
+        "--floor",
+        type=float,
+        metavar="RETURN",
+        help="that of a policy that does not learn, instead of the mean of the first records",
+    )
     arguments = parser.parse_args()
     tasks: dict[str, pd.DataFrame] = {}
     for sweep in arguments.sweeps:
         try:
             scores, floor = read_scores(sweep)
+            floor = floor if arguments.floor is None else arguments.floor
             rates, _ = learning_rates(scores, floor)
             tasks[sweep.name] = retained(scores[scores["rate"].isin(rates)], floor)
             print(f"{sweep}\n", *lines(scores, floor), sep="\n")

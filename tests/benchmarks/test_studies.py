@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tarfile
 from copy import deepcopy
@@ -67,6 +68,21 @@ def test_a_rate_that_hardly_learns_is_named_and_left_out():
     assert str([RATES[0]]) in next(rate_lag.lines(table, 0.0))
 
 
+def test_the_floor_can_be_given(tmp_path, monkeypatch, capsys):
+    for rate, lag, seed in itertools.product((0.1, 0.2), (0, 2, 4), (1, 2, 3)):
+        options = {"sync": {"lag": lag}, "algo": {"name": "ppo", "learning_rate": rate}}
+        make_run(tmp_path / f"{rate},{lag},{seed}", seed=seed, level=100.0 - 10 * lag, **options)
+    shares = []
+    for floor in ("0", "-500"):
+        monkeypatch.setattr("sys.argv", ["rate_lag", str(tmp_path), "--floor", floor])
+        rate_lag.main()
+        said = capsys.readouterr().out
+        assert f"floor {floor};" in said
+        (row,) = (line for line in said.splitlines() if line.startswith("| 0.1 | 1.00 |"))
+        shares.append(float(row.split("|")[3]))
+    assert shares[0] < shares[1]
+
+
 @pytest.mark.parametrize(
     ("returns", "moment"),
     [
@@ -77,7 +93,13 @@ def test_a_rate_that_hardly_learns_is_named_and_left_out():
     ],
 )
 def test_a_collapse_is_a_loss_of_half_that_stays(returns, moment):
-    assert collapse.collapse(np.array(returns, dtype=float), span=100) == moment
+    assert collapse.collapse(np.array(returns, dtype=float), first=0, span=100) == moment
+
+
+def test_half_of_what_was_gained_depends_on_the_return_that_a_run_begins_with():
+    returns = np.array([*range(60), *[35] * 40], dtype=float)
+    assert collapse.collapse(returns, first=0, span=100) is None
+    assert collapse.collapse(returns, first=20, span=100) == 60
 
 
 SETTING = collapse.Setting("cispo", "0.001", 4)
@@ -86,7 +108,7 @@ SETTING = collapse.Setting("cispo", "0.001", 4)
 def test_an_alarm_counts_if_it_comes_before_the_collapse_and_not_long_before():
     def course(moment, low_from):
         measure = np.where(np.arange(100) >= low_from, 0.1, 0.9)
-        return collapse.Course(SETTING, 2, moment, {"policy/ess": measure})
+        return collapse.Course(SETTING, 2, moment, {"policy/ess": measure}, measure)
 
     in_time, late, early = course(60, 50), course(60, 70), course(60, 5)
     quiet, false_alarm = course(None, 100), course(None, 50)
@@ -105,9 +127,9 @@ def test_a_measure_that_falls_before_each_collapse_is_worth_more_than_one_of_cha
         moment = 60 if seed < 40 else None
         size = np.where((np.arange(100) >= 50) & (seed < 40), 0.1, 0.9)
         chance = dict.fromkeys(("policy/kl", "policy/ratio_max"), random.random(100))
-        courses.append(collapse.Course(SETTING, seed, moment, {"policy/ess": size, **chance}))
+        courses.append(collapse.Course(SETTING, seed, moment, {"policy/ess": size, **chance}, size))
     fresh = collapse.Setting("cispo", "0.001", 0)
-    alone = collapse.Course(fresh, 1, None, {"policy/ess": np.ones(100)})
+    alone = collapse.Course(fresh, 1, None, {}, np.ones(100))
     said = list(collapse.lines([*courses, alone]))
     assert said[0] == "| objective | lag 0 | lag 4 |"
     assert said[2] == "| cispo | 0 of 1, 1.00 | 40 of 80, 0.70 |"  # 0.1 in half of half the runs
@@ -115,6 +137,12 @@ def test_a_measure_that_falls_before_each_collapse_is_worth_more_than_one_of_cha
     assert said[0] == "40 of 80 runs with lag collapsed; 0 of them recover"
     assert "| 20 of 20 | 0 | 0 of 20 | 1.00 [1.00, 1.00] |" in said[3]
     assert said[6].startswith("policy/ess is worth")
+    assert "before 40 of 40 collapses" in said[8]
+    assert "difference is -0.400 [-0.400, -0.400] over 1 settings" in said[8]  # 10 of 20 records
+    assert said[-2:] == [
+        "| lag 4 | 20 of 20 | 0 of 20 |",
+        "| settings with a collapse | 20 of 20 | 0 of 20 |",
+    ]
     (axis,) = collapse.figure({"a task": courses}).axes
     assert axis.lines[1].get_xydata().tolist() == [[0, 1]]  # the threshold that was chosen
     assert list(collapse.lines(courses[:19]))[-1].startswith("fewer than 20")
