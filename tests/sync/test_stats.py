@@ -11,6 +11,7 @@ from sync.model.block import NEVER
 from sync.workers import KEPT, SendStats, Sent, WorkerRecord, percentiles
 from tests.sync.support import (
     EACH,
+    in_one_thread,
     policy,
     running,
     sender,
@@ -113,6 +114,23 @@ def test_bytes_and_times_of_sends_are_those_of_the_workers_they_went_to(kind):
             for name, field in (("pack_ms", "pack_ns"), ("publish_ms", "publish_ns")):
                 mine = [s for s in scheme.send_stats.recent if worker in s.workers]
                 assert stats[name] == percentiles([getattr(s, field) for s in mine])
+
+
+@EACH
+def test_a_version_is_not_seen_before_it_was_published(kind, monkeypatch):
+    with in_one_thread(scheme := sender(kind)) as (receiver,):
+        channel = receiver._receiver.channel
+        take = channel.take
+
+        def publish_and_take():  # the worker has looked at the clock, and not yet at the channel
+            scheme.send_async()
+            return take()
+
+        monkeypatch.setattr(channel, "take", publish_and_take)
+        receiver.receive()
+        monkeypatch.undo()
+        scheme.wait_async()
+        assert scheme.worker(0).recent[-1].wake_ns >= 0
 
 
 @EACH
