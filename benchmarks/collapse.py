@@ -120,10 +120,6 @@ def is_low(returns: np.ndarray, first: float) -> np.ndarray:
     return low
 
 
-def lagged(courses: Sequence[Course]) -> list[Course]:
-    return [course for course in courses if course.setting.lag >= 1]
-
-
 def alarm(measure: np.ndarray, threshold: float, is_large: bool, until: int | None) -> int | None:
     """The first record that is alarming, before the collapse if there is one."""
     values = np.maximum.accumulate(measure) if is_large else measure
@@ -166,10 +162,7 @@ def thresholds(courses: Sequence[Course], name: str) -> list[float]:
 
 
 def lines(courses: Sequence[Course]) -> Iterator[str]:
-    """What is said of the runs of one task."""
-    yield from _by_objective(courses)
-    yield ""
-    courses = lagged(courses)
+    """What is said of the runs of one task, all of which have a lag."""
     fallen = [course for course in courses if course.collapse is not None]
     back = sum(course.recovers for course in fallen)
     yield f"{len(fallen)} of {len(courses)} runs with lag collapsed; {back} of them recover"
@@ -279,7 +272,7 @@ def _by_lag(
         yield f"| {part} | {' | '.join(cells)} |"
 
 
-def _by_objective(courses: Sequence[Course]) -> Iterator[str]:
+def by_objective(courses: Sequence[Course]) -> Iterator[str]:
     """How many runs of each objective collapse at each lag, and the mean of their sample size."""
     lags = sorted({course.setting.lag for course in courses})
     yield f"| objective | {' | '.join(f'lag {lag}' for lag in lags)} |"
@@ -302,7 +295,7 @@ def figure(tasks: Mapping[str, Sequence[Course]]) -> Figure:
     x, y = "other runs with an alarm", "collapses with an alarm"
     drawn, axes = panels(list(tasks), 2.6, x, y, key)
     for axis, courses in zip(axes, tasks.values(), strict=True):
-        odd, even = halves(lagged(courses))
+        odd, even = halves(courses)
         for name, look in key:
             every = [rates(even, name, threshold) for threshold in thresholds(courses, name)]
             axis.plot(*zip(*every, strict=True), **{**look, "marker": ""})
@@ -341,18 +334,20 @@ def main() -> None:
     tasks: dict[str, list[Course]] = {}
     for name, *sweeps in arguments.task:
         try:
-            tasks[name], repeated = read_courses([Path(sweep) for sweep in sweeps], arguments.first)
+            courses, repeated = read_courses([Path(sweep) for sweep in sweeps], arguments.first)
         except ValueError as error:
             parser.error(f"{name}: {error}")
         print(
             name, f"{repeated} runs are the same as another, to the bit, and count once", sep="\n"
         )
+        print(*by_objective(courses), "", sep="\n")
+        tasks[name] = [course for course in courses if course.setting.lag >= 1]
         print(*lines(tasks[name]), sep="\n")
     if arguments.figure:
         answered = {
             name: courses
             for name, courses in tasks.items()
-            if sum(course.collapse is not None for course in lagged(courses)) >= FEWEST
+            if sum(course.collapse is not None for course in courses) >= FEWEST
         }
         picture = draw(lambda: figure(answered), "collapse", "") if answered else None
         if picture is None:

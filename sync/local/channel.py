@@ -318,7 +318,8 @@ class LocalReceiver(ReceiverChannel):
         assert self._connection is not None, "open() comes first"
         if answer.kind == APPLIED:
             published = answer.published_ns
-            seen = max(published, answer.seen_ns)  # it may come after the look at the clock
+            # Published while the receiver looked, it came after the look at the clock.
+            seen = max(published, answer.seen_ns)
             times = published, seen, answer.applied_ns
             counts = answer.retries, answer.verified_calls
             self._connection.send(DONE, answer.version, *times, *counts)
