@@ -27,7 +27,13 @@ from harness.options.run import Config
 from harness.options.simulated import SCHEDULE, SimulatedConfig
 from harness.run.checkpoints import CheckpointError
 from harness.run.provenance import hardware, manifest
-from harness.run_comparison import Difference, compare_records, compare_weights, is_repeatable
+from harness.run_comparison import (
+    Difference,
+    compare_records,
+    compare_weights,
+    is_repeatable,
+    names,
+)
 
 SAME, DIFFERENT, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 REPEATS = 3  # of a run whose every repetition is another sample
@@ -222,7 +228,7 @@ def replay(original: Path, plan: RunPlan) -> Verdict:
     state, failure = _ending(original)
     outcome = _execute(plan, place)
     whole = state == "done"
-    difference = compare_records(original, place, replayed=True, whole=whole)
+    difference = _compare_records(original, place, replayed=True, whole=whole)
     compared = "all metrics but times"
     if difference is None and whole:
         difference, compared = _compare_weights(original, place)
@@ -241,10 +247,16 @@ def replay(original: Path, plan: RunPlan) -> Verdict:
 
 def _broken(original: Path, promise: str) -> Verdict:
     """A promise that was not kept. Other processors compute other last digits."""
-    stored = _mapping(read_json(original / "manifest.json").get("hardware")).get("processor")
-    here = hardware()["processor"]
-    if stored is not None and stored != here:
-        promise += f", on the same kind of processor: {_short(stored)} then, {here} now"
+    stored, here = _mapping(read_json(original / "manifest.json").get("hardware")), hardware()
+    same = ", on the same kind of processor"
+    pairs = [(stored.get(name), here[name]) for name in ("processor", "instructions")]
+    differing = [pair for pair in pairs if None not in pair and pair[0] != pair[1]]
+    if differing:
+        then, now = differing[0]
+        promise += f"{same}: {_short(then)} then, {_short(now)} now"
+    elif "processor" in stored and "instructions" not in stored:
+        promise += f"{same}, and which instructions it had was not stored: "
+        promise += f"{here['instructions']} now"
     return Verdict("different", promise, DIFFERENT)
 
 
@@ -292,8 +304,29 @@ def _run(plan: RunPlan, place: Path) -> float:
 def _compare(original: Path, place: Path) -> tuple[Difference | None, str]:
     """The first difference, and what was compared; records first, since they say when it was."""
     records = "all metrics but times"
-    difference = compare_records(original, place)
+    difference = _compare_records(original, place)
     return (difference, records) if difference is not None else _compare_weights(original, place)
+
+
+def _compare_records(
+    original: Path, place: Path, *, replayed: bool = False, whole: bool = True
+) -> Difference | None:
+    """The first difference in metrics; those that only one version of the code has are named."""
+    unshared: set[str] = set()
+    if _code(read_json(original / "manifest.json")) != _code(read_json(place / "manifest.json")):
+        there, here = names(original), names(place)
+        unshared = there ^ here
+        for which, only in (("the code of then", there - here), ("this code", here - there)):
+            if only:
+                listed = one_line(", ".join(sorted(only)))
+                print(f"not compared, since only {which} measures it: {listed}")
+    return compare_records(original, place, replayed=replayed, whole=whole, without=unshared)
+
+
+def _code(stored: dict[str, Any]) -> tuple[Any, ...]:
+    """What says which code ran."""
+    git, packages = _mapping(stored.get("git")), _mapping(stored.get("packages"))
+    return git.get("sha"), git.get("diff"), packages.get("lockstep-rl")
 
 
 def _compare_weights(original: Path, place: Path) -> tuple[Difference | None, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -58,12 +59,23 @@ def records(directory: Path) -> list[dict[str, Any]]:
     return records_
 
 
+def names(directory: Path) -> set[str]:
+    """The metrics that a run has in any of its records, but times."""
+    return {name for record in records(directory) for name in record}
+
+
 def compare_records(
-    first: Path, second: Path, *, replayed: bool = False, whole: bool = True
+    first: Path,
+    second: Path,
+    *,
+    replayed: bool = False,
+    whole: bool = True,
+    without: Collection[str] = (),
 ) -> Difference | None:
     """The first metric that differs, by record and name.
 
-    replayed: leave out what depends on moments. whole: as many records in both.
+    replayed: leave out what depends on moments. whole: as many records in both. without: metrics
+    to leave out.
     """
     for there, here in zip_longest(records(first), records(second)):
         if not whole and (there is None or here is None):
@@ -74,7 +86,7 @@ def compare_records(
             return Difference(f"step {step}", there, here)
         for name in ["step", *sorted({*there, *here} - {"step"})]:
             a, b = there.get(name), here.get(name)
-            if replayed and MOMENTS.fullmatch(name):
+            if name in without or (replayed and MOMENTS.fullmatch(name)):
                 continue
             if not _same(a, b):
                 return Difference(f"step {here.get('step')}, {name}", a, b)

@@ -111,13 +111,22 @@ def packages() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, memory and CUDA devices."""
-    import torch  # here, for the commands that read run directories and need no torch
+    """Processor, memory and CUDA devices.
+
+    Virtual machines give processors of several kinds one name. Which vector instructions torch and
+    NumPy use tells those apart that compute other last digits.
+    """
+    import numpy as np  # here, for the commands that read run directories and need neither
+    import torch
 
     cuda = torch.cuda.is_available()
+    extensions = np.show_config("dicts")["SIMD Extensions"].get("found", [])
     return {
         "platform": platform.platform(),
         "processor": _from_proc("/proc/cpuinfo", "model name") or platform.processor(),
+        "instructions": " ".join(
+            ["torch", torch.backends.cpu.get_cpu_capability(), "numpy", *extensions]
+        ),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "memory": _from_proc("/proc/meminfo", "MemTotal"),
         "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() * cuda)],

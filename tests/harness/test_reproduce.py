@@ -61,6 +61,48 @@ def test_a_run_is_reproduced_to_the_bit_or_it_is_said_where_it_parts(original, c
     assert "for a seed, on the same kind of processor: Another 3000 then, " in out
 
 
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        ({"instructions": "torch SSE2"}, "processor: torch SSE2 then, "),
+        ({"processor": "Another 3000"}, "processor: Another 3000 then, "),
+        ({"instructions": None}, "processor, and which instructions it had was not stored: "),
+    ],
+)
+def test_a_processor_of_the_same_name_may_be_of_another_kind(original, then, said, capsys):
+    (original / "metrics.jsonl").write_text('{"step": 128, "eval/return": 0.5}\n')
+    manifest = read_json(original / "manifest.json")
+    hardware = {name: value for name, value in (manifest["hardware"] | then).items() if value}
+    write_json(original / "manifest.json", manifest | {"hardware": hardware})
+    assert main([str(original), "--out", "again"]) == 1
+    assert f"the same bits for a seed, on the same kind of {said}" in capsys.readouterr().out
+
+
+def test_metrics_that_only_one_version_measures_are_named_and_not_compared(original, capsys):
+    lines = (original / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    for record in records:
+        record.pop("policy/lag_max", None)
+        record["policy/of_old"] = 1.0
+    (original / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    assert main([str(original), "--out", "again"]) == 1
+    assert "policy/lag_max: None there, 0" in capsys.readouterr().out
+
+    manifest = read_json(original / "manifest.json")
+    earlier = {"sha": "0" * 40, "branch": "main", "diff": "", "untracked": []}
+    write_json(original / "manifest.json", manifest | {"git": earlier})
+    assert main([str(original), "--out", "third"]) == 0
+    out = capsys.readouterr().out
+    assert "not compared, since only the code of then measures it: policy/of_old\n" in out
+    assert "not compared, since only this code measures it: policy/lag_max\n" in out
+    assert "identical: all metrics but times, and the final weights, in third" in out
+
+    records[-1]["eval/return"] += 1
+    (original / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    assert main([str(original), "--out", "fourth"]) == 1
+    assert "eval/return: " in capsys.readouterr().out
+
+
 def test_a_run_that_went_on_with_other_options_is_not_said_to_break_a_promise(original, capsys):
     assert run.main(["resume=original", "total_frames=512"]) == 0
     assert main(["original", "--out", "again"]) == 1
