@@ -314,7 +314,7 @@ def _compare_records(
     """The first difference in metrics; those that only one version of the code has are named."""
     unshared: set[str] = set()
     if _code(read_json(original / "manifest.json")) != _code(read_json(place / "manifest.json")):
-        there, here = names(original), names(place)
+        there, here = names(original, replayed), names(place, replayed)
         unshared = there ^ here
         for which, only in (("the code of then", there - here), ("this code", here - there)):
             if only:

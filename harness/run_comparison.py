@@ -59,9 +59,10 @@ def records(directory: Path) -> list[dict[str, Any]]:
     return records_
 
 
-def names(directory: Path) -> set[str]:
-    """The metrics that a run has in any of its records, but times."""
-    return {name for record in records(directory) for name in record}
+def names(directory: Path, replayed: bool = False) -> set[str]:
+    """The metrics in any record of a run that are compared."""
+    found = {name for record in records(directory) for name in record}
+    return {name for name in found if not (replayed and MOMENTS.fullmatch(name))}
 
 
 def compare_records(
