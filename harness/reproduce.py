@@ -26,18 +26,18 @@ from harness.options.base import defaults
 from harness.options.run import Config
 from harness.options.simulated import SCHEDULE, SimulatedConfig
 from harness.run.checkpoints import CheckpointError
-from harness.run.provenance import hardware, manifest
+from harness.run.provenance import manifest
 from harness.run_comparison import (
     Difference,
     compare_records,
     compare_weights,
     is_repeatable,
-    names,
+    unshared,
 )
 
 SAME, DIFFERENT, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 REPEATS = 3  # of a run whose every repetition is another sample
-LONGEST = 100  # characters of a value from a manifest
+LONGEST = 200  # characters of a value from a manifest
 
 
 @dataclass
@@ -228,10 +228,7 @@ def replay(original: Path, plan: RunPlan) -> Verdict:
     state, failure = _ending(original)
     outcome = _execute(plan, place)
     whole = state == "done"
-    difference = _compare_records(original, place, replayed=True, whole=whole)
-    compared = "all metrics but times"
-    if difference is None and whole:
-        difference, compared = _compare_weights(original, place)
+    difference, compared = _compare(original, place, replayed=True, whole=whole)
     if difference is not None:
         print(f"first difference: {one_line(difference)}")
         return _broken(original, "a replay promises the same bits")
@@ -247,16 +244,19 @@ def replay(original: Path, plan: RunPlan) -> Verdict:
 
 def _broken(original: Path, promise: str) -> Verdict:
     """A promise that was not kept. Other processors compute other last digits."""
-    stored, here = _mapping(read_json(original / "manifest.json").get("hardware")), hardware()
-    same = ", on the same kind of processor"
-    pairs = [(stored.get(name), here[name]) for name in ("processor", "instructions")]
-    differing = [pair for pair in pairs if None not in pair and pair[0] != pair[1]]
-    if differing:
-        then, now = differing[0]
-        promise += f"{same}: {_short(then)} then, {_short(now)} now"
-    elif "processor" in stored and "instructions" not in stored:
-        promise += f"{same}, and which instructions it had was not stored: "
-        promise += f"{here['instructions']} now"
+    stored, here = read_json(original / "manifest.json"), manifest(seed=0, overrides=[])
+    then, now = _mapping(stored.get("hardware")), here["hardware"]
+    packages = _mapping(stored.get("packages"))
+    names = ["processor"]
+    if all(packages.get(name) == here["packages"].get(name) for name in ("torch", "numpy")):
+        names.append("instructions")  # which other versions name otherwise
+    kinds = [(then[name], now[name]) for name in names if name in then and then[name] != now[name]]
+    if kinds:
+        promise += f", on the same kind of processor: {_short(kinds[0][0])} then, "
+        promise += f"{_short(kinds[0][1])} now"
+    elif then and "instructions" not in then:
+        promise += ", on the same kind of processor. The manifest does not name the instructions "
+        promise += f"of then; now: {_short(now['instructions'])}"
     return Verdict("different", promise, DIFFERENT)
 
 
@@ -301,41 +301,39 @@ def _run(plan: RunPlan, place: Path) -> float:
     return float(outcome.objective)
 
 
-def _compare(original: Path, place: Path) -> tuple[Difference | None, str]:
-    """The first difference, and what was compared; records first, since they say when it was."""
-    records = "all metrics but times"
-    difference = _compare_records(original, place)
-    return (difference, records) if difference is not None else _compare_weights(original, place)
-
-
-def _compare_records(
+def _compare(
     original: Path, place: Path, *, replayed: bool = False, whole: bool = True
-) -> Difference | None:
-    """The first difference in metrics; those that only one version of the code has are named."""
-    unshared: set[str] = set()
-    if _code(read_json(original / "manifest.json")) != _code(read_json(place / "manifest.json")):
-        there, here = names(original, replayed), names(place, replayed)
-        unshared = there ^ here
-        for which, only in (("the code of then", there - here), ("this code", here - there)):
+) -> tuple[Difference | None, str]:
+    """The first difference, and what was compared; records first, since they say when it was.
+
+    Another version of the code may measure more or less: what only one run has is named.
+    """
+    compared, left_out = "all metrics but times", set[str]()
+    if _code(original) != _code(place):
+        there, here = unshared(original, place, replayed=replayed, whole=whole)
+        left_out = there | here
+        for which, only in (("the stored run", there), ("the new run", here)):
             if only:
-                listed = one_line(", ".join(sorted(only)))
-                print(f"not compared, since only {which} measures it: {listed}")
-    return compare_records(original, place, replayed=replayed, whole=whole, without=unshared)
-
-
-def _code(stored: dict[str, Any]) -> tuple[Any, ...]:
-    """What says which code ran."""
-    git, packages = _mapping(stored.get("git")), _mapping(stored.get("packages"))
-    return git.get("sha"), git.get("diff"), packages.get("lockstep-rl")
-
-
-def _compare_weights(original: Path, place: Path) -> tuple[Difference | None, str]:
-    records = "all metrics but times"
+                print(
+                    f"not compared, since only {which} has it: {one_line(', '.join(sorted(only)))}"
+                )
+    if left_out:
+        compared = "all metrics that both runs have, but times"
+    difference = compare_records(original, place, replayed=replayed, whole=whole, without=left_out)
+    if difference is not None or not whole:
+        return difference, compared
     try:
-        return compare_weights(original, place), f"{records}, and the final weights"
+        return compare_weights(original, place), f"{compared}, and the final weights"
     except CheckpointError as error:
         print(f"weights are not compared: {one_line(error)}")
-        return None, f"{records} (weights could not be compared)"
+        return None, f"{compared} (weights could not be compared)"
+
+
+def _code(run: Path) -> tuple[Any, ...]:
+    """What a manifest says of the code that ran."""
+    stored = read_json(run / "manifest.json")
+    git, packages = _mapping(stored.get("git")), _mapping(stored.get("packages"))
+    return git.get("sha"), git.get("diff"), packages.get("lockstep-rl")
 
 
 def within(score: float, again: Sequence[float]) -> Verdict:

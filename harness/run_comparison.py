@@ -59,10 +59,20 @@ def records(directory: Path) -> list[dict[str, Any]]:
     return records_
 
 
-def names(directory: Path, replayed: bool = False) -> set[str]:
-    """The metrics in any record of a run that are compared."""
-    found = {name for record in records(directory) for name in record}
-    return {name for name in found if not (replayed and MOMENTS.fullmatch(name))}
+def unshared(
+    first: Path, second: Path, *, replayed: bool = False, whole: bool = True
+) -> tuple[set[str], set[str]]:
+    """The metrics of which only the first run has records, and only the second.
+
+    replayed, whole: as for `compare_records`. `ValueError` if they have no metric in common.
+    """
+    there, here = records(first), records(second)
+    length = max(len(there), len(here)) if whole else min(len(there), len(here))
+    a, b = ({key for record in run[:length] for key in record} - {"step"} for run in (there, here))
+    if length and not a & b:
+        raise ValueError(f"{first} and {second} have no metric in common")
+    moments = {name for name in a | b if replayed and MOMENTS.fullmatch(name)}
+    return a - b - moments, b - a - moments
 
 
 def compare_records(

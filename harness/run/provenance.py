@@ -113,14 +113,14 @@ def packages() -> dict[str, str]:
 def hardware() -> dict[str, Any]:
     """Processor, memory and CUDA devices.
 
-    Virtual machines give processors of several kinds one name. Which vector instructions torch and
-    NumPy use tells those apart that compute other last digits.
+    Virtual machines give processors of several kinds one name. The vector instructions that torch
+    and NumPy use tell some apart that compute other last digits.
     """
     import numpy as np  # here, for the commands that read run directories and need neither
     import torch
 
     cuda = torch.cuda.is_available()
-    extensions = np.show_config("dicts")["SIMD Extensions"].get("found", [])
+    extensions = np.show_config("dicts").get("SIMD Extensions", {}).get("found", [])
     return {
         "platform": platform.platform(),
         "processor": _from_proc("/proc/cpuinfo", "model name") or platform.processor(),

@@ -12,7 +12,7 @@ import run
 from harness.config.plan import plan_run
 from harness.files import read_json, to_yaml, write_json
 from harness.reproduce import differences, main, within
-from harness.run_comparison import is_repeatable
+from harness.run_comparison import is_repeatable, unshared
 from tests.harness.config.composed import config_of
 from tests.harness.small import SMALL
 
@@ -66,7 +66,7 @@ def test_a_run_is_reproduced_to_the_bit_or_it_is_said_where_it_parts(original, c
     [
         ({"instructions": "torch SSE2"}, "processor: torch SSE2 then, "),
         ({"processor": "Another 3000"}, "processor: Another 3000 then, "),
-        ({"instructions": None}, "processor, and which instructions it had was not stored: "),
+        ({"instructions": None}, "processor. The manifest does not name the instructions of then"),
     ],
 )
 def test_a_processor_of_the_same_name_may_be_of_another_kind(original, then, said, capsys):
@@ -93,14 +93,18 @@ def test_metrics_that_only_one_version_measures_are_named_and_not_compared(origi
     write_json(original / "manifest.json", manifest | {"git": earlier})
     assert main([str(original), "--out", "third"]) == 0
     out = capsys.readouterr().out
-    assert "not compared, since only the code of then measures it: policy/of_old\n" in out
-    assert "not compared, since only this code measures it: policy/lag_max\n" in out
-    assert "identical: all metrics but times, and the final weights, in third" in out
+    assert "not compared, since only the stored run has it: policy/of_old\n" in out
+    assert "not compared, since only the new run has it: policy/lag_max\n" in out
+    assert "identical: all metrics that both runs have, but times, and the final weights" in out
 
     records[-1]["eval/return"] += 1
     (original / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
     assert main([str(original), "--out", "fourth"]) == 1
     assert "eval/return: " in capsys.readouterr().out
+
+    (original / "metrics.jsonl").write_text('{"step": 128, "policy/of_old": 1.0}\n')
+    assert main([str(original), "--out", "fifth"]) == 2
+    assert "no metric in common" in capsys.readouterr().err
 
 
 def test_a_run_that_went_on_with_other_options_is_not_said_to_break_a_promise(original, capsys):
@@ -249,3 +253,12 @@ def test_nothing_is_sent_anywhere_by_a_run_that_is_repeated(tmp_path):
     found = stored(tmp_path / "theirs", logger=logger)
     plan = stored_plan(found, None, import_env=False)
     assert plan.config.logger == {}
+
+
+def test_metrics_after_the_end_of_a_shorter_run_are_not_called_unshared(tmp_path):
+    for name, lines in (("short", ['{"step": 1, "a": 1.0}']), ("long", ['{"step": 1, "a": 1.0}'])):
+        (tmp_path / name).mkdir()
+        lines += ['{"step": 2, "b": 1.0}'] if name == "long" else []
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert unshared(tmp_path / "short", tmp_path / "long") == (set(), {"b"})
+    assert unshared(tmp_path / "short", tmp_path / "long", whole=False) == (set(), set())
