@@ -26,7 +26,7 @@ from harness.options.base import defaults
 from harness.options.run import Config
 from harness.options.simulated import SCHEDULE, SimulatedConfig
 from harness.run.checkpoints import CheckpointError
-from harness.run.provenance import manifest
+from harness.run.provenance import hardware, manifest, packages
 from harness.run_comparison import (
     Difference,
     compare_records,
@@ -171,17 +171,17 @@ def differences(original: Path) -> Iterator[str]:
         return
     here = manifest(seed=0, overrides=[])
     pairs = [("python", stored.get("python"), here["python"])]
-    packages = _mapping(stored.get("packages"))
-    names = sorted({*packages, *here["packages"]})
-    pairs += [(name, packages.get(name), here["packages"].get(name)) for name in names]
+    versions = _mapping(stored.get("packages"))
+    names = sorted({*versions, *here["packages"]})
+    pairs += [(name, versions.get(name), here["packages"].get(name)) for name in names]
     code, code_here = _mapping(stored.get("git")), here["git"] or {}
     pairs += [("git commit", code.get("sha"), code_here.get("sha"))]
     if code.get("diff") != code_here.get("diff"):
         yield f"changes on top of the commit: {_lines(code.get('diff'))} then, " + (
             f"{_lines(code_here.get('diff'))} now, and not the same"
         )
-    hardware = _mapping(stored.get("hardware"))
-    pairs += [(name, hardware.get(name), value) for name, value in here["hardware"].items()]
+    machine = _mapping(stored.get("hardware"))
+    pairs += [(name, machine.get(name), value) for name, value in here["hardware"].items()]
     for name, then, now in pairs:
         if then != now:
             yield f"{one_line(name)}: {_short(then)} then, {_short(now)} now"
@@ -244,11 +244,10 @@ def replay(original: Path, plan: RunPlan) -> Verdict:
 
 def _broken(original: Path, promise: str) -> Verdict:
     """A promise that was not kept. Other processors compute other last digits."""
-    stored, here = read_json(original / "manifest.json"), manifest(seed=0, overrides=[])
-    then, now = _mapping(stored.get("hardware")), here["hardware"]
-    packages = _mapping(stored.get("packages"))
-    names = ["processor"]
-    if all(packages.get(name) == here["packages"].get(name) for name in ("torch", "numpy")):
+    stored, installed = read_json(original / "manifest.json"), packages()
+    then, now = _mapping(stored.get("hardware")), hardware()
+    versions, names = _mapping(stored.get("packages")), ["processor"]
+    if all(versions.get(name) == installed.get(name) for name in ("torch", "numpy")):
         names.append("instructions")  # which other versions name otherwise
     kinds = [(then[name], now[name]) for name in names if name in then and then[name] != now[name]]
     if kinds:
@@ -332,8 +331,8 @@ def _compare(
 def _code(run: Path) -> tuple[Any, ...]:
     """What a manifest says of the code that ran."""
     stored = read_json(run / "manifest.json")
-    git, packages = _mapping(stored.get("git")), _mapping(stored.get("packages"))
-    return git.get("sha"), git.get("diff"), packages.get("lockstep-rl")
+    git, versions = _mapping(stored.get("git")), _mapping(stored.get("packages"))
+    return git.get("sha"), git.get("diff"), versions.get("lockstep-rl")
 
 
 def within(score: float, again: Sequence[float]) -> Verdict:
