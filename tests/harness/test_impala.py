@@ -76,7 +76,11 @@ CAPS = [
 
 @pytest.mark.parametrize("caps", CAPS)
 def test_the_losses_and_their_gradient_are_those_of_the_paper(caps):
-    impala = learner(**caps)
+    # No clipping, and a tolerance of RMSProp so large that a step is the gradient itself.
+    exact = {"max_grad_norm": 0.0, "rmsprop_eps": 1e6, "anneal_learning_rate": False}
+    impala = learner(**caps, **exact, learning_rate=1e6)
+    with torch.no_grad():  # where all actions are equally likely, entropy has no gradient
+        impala.policy.head.logits.bias.copy_(torch.tensor([1.5, 0.0, -1.0]))
     config, batch = impala.config, rollout(impala)
     assert batch["next", "truncated"].any()
     assert batch["next", "terminated"].any()
@@ -109,7 +113,10 @@ def test_the_losses_and_their_gradient_are_those_of_the_paper(caps):
     gradients = torch.autograd.grad(loss, impala.optimiser.parameters)
     norm = torch.cat([g.flatten() for g in gradients]).norm()
 
+    before = [parameter.detach().clone() for parameter in impala.optimiser.parameters]
     metrics = impala.update(batch, 0)
+    for was, now, gradient in zip(before, impala.optimiser.parameters, gradients, strict=True):
+        torch.testing.assert_close(was - now.detach(), gradient, rtol=1e-4, atol=1e-6)
     expected = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
     for name, wanted in {**expected, "grad_norm": norm}.items():
         assert metrics[f"train/{name}"] == pytest.approx(wanted.item(), rel=1e-4)

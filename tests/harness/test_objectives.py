@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.algorithms.objectives import Frames, Objective, objective
+from harness.algorithms.objectives import Frames, Objective, mean_of_trajectory, objective
 from harness.options import PPOConfig
 from harness.registry import objectives
 
@@ -186,14 +186,17 @@ def test_a_divergence_masks_frames_that_move_away(divergence, limit):
 
 
 def test_a_smooth_gate_in_place_of_a_clip():
-    gain, gradient, _ = maximised("sapo", [2, 2], [1.0, -1.0])
+    gain, gradient, _ = maximised("sapo", [2, 2, 0.5], [1.0, -3.0, 0.25])
 
     def sigmoid(x: float) -> float:
         return 1 / (1 + math.exp(-x))
 
-    good, bad = sigmoid(1.0), sigmoid(1.05)
-    assert gain == pytest.approx((4 * good - 4 / 1.05 * bad) / 2)
-    assert gradient == near([4 * good * (1 - good), -4 * bad * (1 - bad)])
+    # of t (r - 1), with t = 1.05 where the advantage is negative
+    gates = [sigmoid(1.0), sigmoid(1.05), sigmoid(-0.5)]
+    assert gain == pytest.approx((4 * gates[0] - 3 * 4 / 1.05 * gates[1] + 0.25 * 4 * gates[2]) / 3)
+    # 4 sigmoid'(t (r - 1)) r A
+    slopes = [4 * gate * (1 - gate) for gate in gates]
+    assert gradient == near([slopes[0] * 2 / 3, slopes[1] * 2 * -3 / 3, slopes[2] * 0.5 * 0.25 / 3])
 
 
 def test_the_baseline_of_least_variance_and_the_step_of_unequal_weights():
@@ -231,6 +234,28 @@ def test_one_clipped_ratio_for_a_trajectory():
     assert measured["clip_fraction"] == pytest.approx(1 / 4)
 
 
+def test_the_ratio_of_a_trajectory_is_the_geometric_mean_of_its_frames():
+    ratios = [1.3, 0.9, 1.2, 0.7, 0.8, 1.05]
+    advantages = [2.0, -0.5, 3.0, 1.5, -2.0, 0.75]
+    gain, gradient, measured = maximised(
+        "gspo", ratios, advantages, trajectory=[0, 0, 0, 1, 1, 2], clip_high=0.1
+    )
+    # 1.404, 0.56 and 1.05 are the products; the first mean is clipped where the advantage is
+    # positive, the second where it is negative, and each trajectory counts a third
+    first, second = 1.404 ** (1 / 3), 0.56 ** (1 / 2)
+    gains = [1.1 * 2, first * -0.5, 1.1 * 3, second * 1.5, 0.8 * -2, 1.05 * 0.75]
+    assert gain == pytest.approx((sum(gains[:3]) / 3 + sum(gains[3:5]) / 2 + gains[5]) / 3)
+    expected = [0, gains[1] / 9, 0, gains[3] / 6, 0, gains[5] / 3]
+    assert gradient == near(expected)
+    assert measured["clip_fraction"] == pytest.approx(5 / 6)
+
+
+def test_the_mean_of_a_trajectory_is_over_its_own_frames():
+    value = torch.tensor([0.25, -1.0, 1.5, 0.5, 4.0, 0.25])
+    frames = Frames(value, value, value, value, torch.tensor([1, 0, 1, 1, 0, 2]))
+    assert mean_of_trajectory(frames, value).tolist() == near([0.75, 1.5, 0.75, 0.75, 1.5, 0.25])
+
+
 def test_trajectories_of_one_frame_are_clipped_as_frames_are():
     ratios, advantages = [1.5, 1.5, 0.5, 0.5, 1.1], [1.0, -1.0, 1.0, -1.0, 2.0]
     gain, gradient, measured = maximised("gspo", ratios, advantages)
@@ -255,6 +280,17 @@ def test_trajectories_whose_mean_ratio_is_far_from_one_are_left_out():
     assert gain == pytest.approx((1.2 + 0.5) / 3)  # the means are 1 and 1.2
     assert gradient == near([0, 0.5 / 3, 0])
     assert measured["rejected"] == pytest.approx(1 / 3)
+
+
+def test_the_mean_ratio_that_rejects_a_trajectory_is_that_of_one_frame():
+    chosen = {"geometric": {"low": 0.9, "high": 1.15}}
+    ratios, advantages = [1.3, 0.9, 1.2, 0.7, 0.95], [2.0, -0.5, 3.0, 1.5, -2.0]
+    gain, gradient, measured = maximised(chosen, ratios, advantages, trajectory=[0, 0, 0, 1, 1])
+    # the means are 1.404 ** (1/3) = 1.12, which stays, and 0.665 ** (1/2) = 0.82
+    assert gain == pytest.approx((1.2 * 2 - 0.9 * 0.5 + 1.2 * 3) / 5)
+    assert gradient[1] == pytest.approx(-0.9 * 0.5 / 5)
+    assert gradient[3:] == [0, 0]
+    assert measured["rejected"] == pytest.approx(2 / 5)
 
 
 def test_a_smooth_weight_of_a_trajectory():

@@ -334,9 +334,15 @@ def test_estimates_and_tests_agree_with_scipy():
 
 
 def test_the_mean_has_students_interval():
-    found = student([1.0, 2.0, 3.0, 6.0])
-    theirs = stats.ttest_1samp([1.0, 2.0, 3.0, 6.0], 0).confidence_interval(0.95)
-    assert (found.value, found.low, found.high) == pytest.approx((3, theirs.low, theirs.high))
+    for scores in ([1.0, 6.0], [1.0, 2.0, 3.0, 6.0], [1.0, 2.0, 3.0, 6.0, 3.5], [*range(10), 7.5]):
+        found = student(scores)
+        theirs = stats.ttest_1samp(scores, 0).confidence_interval(0.95)
+        assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high))
+        assert found.value == pytest.approx(sum(scores) / len(scores))
+    # by hand: the mean is 4, the variance 7.5, and the 0.975 quantile with 4 degrees 2.776445
+    found = student([1.0, 2.0, 4.0, 5.0, 8.0])
+    half = 2.776445 * math.sqrt(7.5 / 5)
+    assert (found.value, found.low, found.high) == pytest.approx((4, 4 - half, 4 + half))
     assert not student([1.0]).has_interval
 
 
