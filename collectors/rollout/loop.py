@@ -124,6 +124,7 @@ class Rollout:
     def reseed(self, seeds: Seeds) -> None:
         """Seed all random streams, and start new episodes."""
         self.seeds = seeds
+        self._discard_first()
         self.random_actions = batch_space(
             self.environments.action_space, self.environments.num_envs
         )
@@ -136,6 +137,7 @@ class Rollout:
         """Start new episodes now; current ones end as truncated."""
         if which is not None and not which.any():
             return
+        self._discard_first()
         if self.frames is not None:
             self.environments.cut(self.frames, self.t, seeds, which)
         else:
@@ -299,13 +301,17 @@ class Rollout:
         if version != self._used_version:
             self._used_version = self.counters[VERSION] = version
             self.policy_state.mark_buffers()
-            if self._first is not None:  # computed with older weights: as if it never was
-                self._first[1].resume()
-                self._first = None
+            self._discard_first()  # computed with older weights
             if self.options.state_on_update == "zero":
                 self._clear_state(None)
             elif self.history is not None and self.state:
                 self._recompute_state(self.history)
+
+    def _discard_first(self) -> None:
+        """Forget the call of the policy that showed its outputs, and take back its draws."""
+        if self._first is not None:
+            self._first[1].resume()
+            self._first = None
 
     def _recompute_state(self, history: History) -> None:
         """The state as it would be if the current episodes had begun with the present weights."""
@@ -365,7 +371,6 @@ class Rollout:
 
     def _clear_state(self, which: Array | None) -> None:
         """Begin with a state of zero in these environments, or in all."""
-        self._first = None
         if self.history is not None:
             self.history.zero(which)
         self._zero_state(which)
@@ -406,6 +411,7 @@ class Rollout:
         also do with apply_at="episode", unless `has_weights`: the weights of the current episodes
         are still here.
         """
+        self._first = None
         self.seeds = Seeds(**state["seeds"])
         self.random_frames = int(state["random_frames"])
         self._used_version = int(state["used_version"])
@@ -417,7 +423,7 @@ class Rollout:
         if self.frames is not None or not goes_on:
             self.restart()
             return Restored(False, lost)
-        self._begun, self._first, self._lost = bool(state["begun"]), None, False
+        self._begun, self._lost = bool(state["begun"]), False
         self.counters[STAGE] = REPLAYING
         restored = Restored(True, [])
         if self._begun:

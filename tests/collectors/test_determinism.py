@@ -292,6 +292,14 @@ def test_a_collector_that_goes_on_was_never_interrupted(make, name, num_envs, af
     assert_same(found, batches(make(**options), 7))
 
 
+@pytest.mark.parametrize("make", [single, multi])
+def test_a_collector_that_starts_each_batch_with_new_episodes_goes_on_alike(make):
+    options = {"num_envs": 3, "reset_at_each_iter": True}
+    exact, found = interrupted(make, 2, 5, **options)
+    assert exact is True
+    assert_same(found, batches(make(**options), 5))
+
+
 @pytest.mark.parametrize("after", [1, 3])
 def test_going_on_amid_random_frames(after):
     options = {"init_random_frames": 100, "num_envs": 3}

@@ -12,7 +12,7 @@ from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller
 from collectors.rollout.seeds import Seeds, untouched_streams
 from collectors.weights.receiver import WeightReceiver
-from tests.collectors.support import NUM_ACTIONS, CodePolicy, make_env
+from tests.collectors.support import NUM_ACTIONS, CodeEnv, CodePolicy, make_env
 
 
 class Waiting(WeightReceiver):
@@ -52,8 +52,8 @@ class Remembering(Drawing):
         return *super().forward(observation), count + 1
 
 
-def rollout_of(policy, kind="one", weights=None, **options):
-    environments = make_environments(lambda: make_env(kind))
+def rollout_of(policy, kind="one", weights=None, make=None, **options):
+    environments = make_environments(make or (lambda: make_env(kind)))
     acting = PolicyCaller(policy, environments.observations)
     return Rollout(environments, acting, weights or WeightReceiver(), Seeds(0), **options)
 
@@ -94,6 +94,28 @@ def test_a_restart_after_the_policys_first_call_discards_the_outputs_of_that_cal
         rollout.restart()
         frames, outputs = collected(rollout)
     assert torch.equal(outputs["seen",], frames.observations[0][:-1])
+
+
+class DrawsAtReset(CodeEnv):
+    """Keeps what it drew from torch's global stream at its last reset."""
+
+    def reset(self, **options):
+        self.drawn = float(torch.rand(()))
+        return super().reset(**options)
+
+
+def test_a_restart_after_the_policys_first_call_gives_its_random_numbers_back():
+    def drawn(plan_first):
+        rollout = rollout_of(Drawing(), make=DrawsAtReset)
+        collected(rollout)
+        if plan_first:
+            rollout.plan(4)  # of another length, so it calls the policy
+        rollout.restart()
+        outputs = collected(rollout, 4)[1]
+        return [rollout.attribute("drawn"), *outputs["drawn",].flatten().tolist()]
+
+    with untouched_streams():
+        assert drawn(plan_first=True) == drawn(plan_first=False)
 
 
 def test_a_restart_of_one_environment_in_the_middle_of_a_block_leaves_the_others_alone():
