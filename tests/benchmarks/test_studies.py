@@ -258,7 +258,7 @@ def outcomes(means, kind, margin=10.0) -> str:
         ((100, 60), "higher", "confirmed"),
         ((60, 100), "higher", "the opposite"),
         ((60, 100), "lower", "confirmed"),
-        ((100, 100), "higher", "not told apart"),
+        ((100, 100), "higher", "not significant"),
         ((100, 100), "same", "confirmed"),
         ((100, 60), "same", "not shown"),
         ((100, 60), "at least", "confirmed"),
