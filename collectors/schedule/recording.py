@@ -5,6 +5,7 @@
      "at_s": 1.204}
 
 group_size: how many workers make a batch together: that many lines, one after the other.
+model: in the header, if there is one: a checksum of the weights that the run began with.
 generation: how often the worker was replaced before.
 lost: true in the last lines of a run that ended since this worker failed over this batch or the
 next.
@@ -60,8 +61,54 @@ class EndOfSchedule(Exception):
     """A recording has no more batches."""
 
 
+@dataclass(frozen=True)
+class Header:
+    """What a recording was made with."""
+
+    num_workers: int
+    num_steps: int  # of a batch
+    num_envs: int  # of a worker
+    seed: int
+    group_size: int = 1  # workers that make a batch together; older recordings lack it
+    model: str = ""  # a checksum of the first weights, if the recording names it
+
+    @property
+    def frames_per_batch(self) -> int:
+        """The frames of all workers in a batch."""
+        return self.num_steps * self.num_envs * self.group_size
+
+
+class ScheduleFile:
+    """Appends to the file, a whole line at a time; a second one begins with a new header."""
+
+    def __init__(self, path: str | Path, header: Header):
+        self._path = Path(path).absolute()
+        self._began = time.monotonic()
+        names = ("num_workers", "num_steps", "num_envs", "group_size", "seed")
+        self._header = {"format": FORMAT, **{name: getattr(header, name) for name in names}}
+        if header.model:
+            self._header["model"] = header.model
+        self._write(self._header)
+
+    def note_resumed(self) -> None:
+        """The workers go on from a saved state: what follows has no replay."""
+        self._write(self._header)
+
+    def note(
+        self, worker: int, generation: int, versions: Sequence[Sequence[int]], **more: Any
+    ) -> None:
+        """The learner takes this batch now. versions: pairs (step, version)."""
+        at_s = round(time.monotonic() - self._began, 6)
+        line = {"worker": worker, "generation": generation, "versions": versions}
+        self._write({**line, **more, "at_s": at_s})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
 class Recorder:
-    """Appends to the file, a whole line at a time; a second collector begins with a new header."""
+    """Writes the schedule of a collector's workers."""
 
     def __init__(self, path: str | Path, handles: Sequence[WorkerHandle], seed: int):
         first, counts = handles[0], [handle.num_envs for handle in handles]
@@ -70,17 +117,9 @@ class Recorder:
                 f"record_schedule: workers have {counts} environments; there is only a replay of "
                 "workers with equal numbers"
             )
-        self._path = Path(path).absolute()
-        self._began = time.monotonic()
-        self._header = {
-            "format": FORMAT,
-            "num_workers": len(counts),
-            "num_steps": first.spec.frames // first.num_envs,
-            "num_envs": first.num_envs,
-            "group_size": len(first.group),
-            "seed": seed,
-        }
-        self._write(self._header)
+        steps = first.spec.frames // first.num_envs
+        header = Header(len(counts), steps, first.num_envs, seed, len(first.group))
+        self._file = ScheduleFile(path, header)
 
     def note(self, filled: Filled) -> None:
         """The learner takes this batch now."""
@@ -99,16 +138,10 @@ class Recorder:
 
     def note_resumed(self) -> None:
         """The workers go on from a saved state: what follows has no replay."""
-        self._write(self._header)
+        self._file.note_resumed()
 
     def _note(self, worker: int, generation: int, stamps: Tensor, **more: Any) -> None:
-        at_s = round(time.monotonic() - self._began, 6)
-        line = {"worker": worker, "generation": generation, "versions": runs(stamps)}
-        self._write({**line, **more, "at_s": at_s})
-
-    def _write(self, line: dict[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self._file.note(worker, generation, runs(stamps), **more)
 
 
 def runs(stamps: Tensor) -> list[list[int]]:
@@ -116,22 +149,6 @@ def runs(stamps: Tensor) -> list[list[int]]:
     versions = stamps[0].numpy()
     starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))
     return [[int(step), int(versions[step])] for step in starts]
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a recording was made with."""
-
-    num_workers: int
-    num_steps: int  # of a batch
-    num_envs: int  # of a worker
-    seed: int
-    group_size: int = 1  # workers that make a batch together; older recordings lack it
-
-    @property
-    def frames_per_batch(self) -> int:
-        """The frames of all workers in a batch."""
-        return self.num_steps * self.num_envs * self.group_size
 
 
 class RecordedSchedule:
@@ -270,4 +287,4 @@ def _header(line: dict[str, Any], where: str) -> Header:
     group_size = line.get("group_size", 1)
     if type(group_size) is not int or group_size < 1 or values["num_workers"] % group_size:
         raise ValueError(f"{where}: group_size={group_size!r} does not divide the workers")
-    return Header(**values, group_size=group_size)
+    return Header(**values, group_size=group_size, model=str(line.get("model", "")))
