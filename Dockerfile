@@ -14,6 +14,7 @@ COPY pyproject.toml setup.py README.md LICENSE ./
 COPY conf/ conf/
 COPY sync/ sync/
 COPY collectors/ collectors/
+COPY lockstep_check/ lockstep_check/
 COPY harness/ harness/
 COPY hydra_plugins/ hydra_plugins/
 RUN uv pip install --python python -c requirements.lock --no-build-isolation ".[tensorboard]"

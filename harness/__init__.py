@@ -8,7 +8,13 @@ import it. Start with `execution.py` (a run from start to end) and `runner.py` (
 from importlib.util import find_spec
 from pathlib import Path
 
-COMMANDS = ("report", "reproduce", "calibrate", "play")  # modules of this package with a `main`
+COMMANDS = {  # what `lockstep NAME` runs: modules with a `main`
+    "report": "harness.report",
+    "reproduce": "harness.reproduce",
+    "calibrate": "harness.calibrate",
+    "play": "harness.play",
+    "check": "lockstep_check.__main__",
+}
 
 _HERE = Path(__file__).resolve().parents[1]
 

@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if arguments and arguments[0] in COMMANDS:
-            status: int = import_module(f"harness.{arguments[0]}").main(arguments[1:])
+            status: int = import_module(COMMANDS[arguments[0]]).main(arguments[1:])
             return status
         from harness.config.application import main as application
 

@@ -288,5 +288,6 @@ loggers.add("trace", "harness.logging.trace:TraceLogger", log.TraceConfig)
 
 # Made with (options): a harness.run.callbacks.Callback.
 callbacks = Registry("callback", "callbacks", Options, several=True)
+callbacks.add("events", "harness.logging.events:EventTrace", log.EventsConfig)
 
 GROUPS = (algorithms, collectors, schemes, models, loggers, callbacks)  # groups of the config

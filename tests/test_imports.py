@@ -15,13 +15,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 CONFIG_LIBRARIES = ("hydra", "omegaconf")
 OUTSIDE = ("tests", "benchmarks", "examples")
-SHIPPED = ("sync", "collectors", "harness", "hydra_plugins", "run.py")
+SHIPPED = ("sync", "collectors", "harness", "hydra_plugins", "lockstep_check", "run.py")
+LOCKSTEP = ("run", "harness", "collectors", "sync", "hydra_plugins")
+HEAVY = ("torch", "tensordict", "numpy", "gymnasium", "wandb")
 PEERS = ("torchrl", "stable_baselines3", "sample_factory", "tianshou", "rlpyt")
 # The bridge to TorchRL, which runs in the peers' environment.
 BRIDGE = ("examples/from_torchrl", "tests/collectors/torchrl_cases")
 
 # Where code lives, and what it may never import.
 FORBIDDEN = {
+    "lockstep_check/": (*LOCKSTEP, *HEAVY, *CONFIG_LIBRARIES, *OUTSIDE),
     "run.py": OUTSIDE,
     "hydra_plugins/": ("run", "wandb", *OUTSIDE),
     "harness/": ("run", *OUTSIDE),
@@ -61,7 +64,10 @@ def violations(root: Path) -> list[str]:
 
 
 def source_files(root: Path) -> list[Path]:
-    rooms = ("hydra_plugins", "harness", "collectors", "sync", "tests", "examples")
+    rooms = (
+        *("hydra_plugins", "harness", "collectors", "sync", "lockstep_check"),
+        *("tests", "examples"),
+    )
     return sorted([*root.glob("*.py"), *(f for room in rooms for f in (root / room).rglob("*.py"))])
 
 
@@ -199,6 +205,8 @@ def test_forbidden_imports_are_found_in_every_form(tmp_path):
         ("sync/a.py", "from gymnasium.spaces import Box"),
         ("harness/run/runner.py", "import wandb"),
         ("harness/a.py", "from benchmarks import models"),
+        ("lockstep_check/a.py", "import sync"),
+        ("lockstep_check/a.py", "def f():\n    import numpy"),
         ("sync/ray.py", "class A:\n    import ray"),
         ("sync/rpc.py", "from torch.distributed.rpc import rpc_sync"),
         ("examples/a.py", "def f():\n    import stable_baselines3"),

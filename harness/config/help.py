@@ -27,7 +27,7 @@ SYNOPSIS = """\
 python run.py [group=name ...] [option=value ...]
 python run.py --multirun [group=name,name ...] [option=value,value ...]
 python run.py resume=RUN_DIRECTORY [option=value ...]
-python run.py report|reproduce|calibrate|play RUN_DIRECTORY [--help] [...]"""
+python run.py report|reproduce|calibrate|play|check RUN_DIRECTORY [--help] [...]"""
 
 DESCRIPTION = """\
 Rollout workers step environments with a policy, a learner trains that policy, and a sync scheme
@@ -86,8 +86,7 @@ def page(topic: str | None = None, user_directory: str | None = None) -> str:
         names = ", ".join([*groups(), *nested])
         raise ConfigError(f"--help {topic}: there is no such group; groups: {names}")
     folders = [CONF] if user_directory is None else [CONF, Path(user_directory)]
-    lines = list(_group_page(topic, folders))
-    return "\n".join(lines or [f"{topic}: none is registered; --help {topic} plugins=[MODULE]"])
+    return "\n".join(_group_page(topic, folders))
 
 
 def _nested() -> dict[str, type[Options]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from collectors.annotations import Positive
-from harness.errors import require
+from harness.errors import ConfigError, require
 from harness.options.base import Options
 
 
@@ -58,3 +58,18 @@ class TrackioConfig(LoggerConfig):
 
     def check(self, config: Any) -> None:
         require("logger=trackio", "trackio", "trackio")
+
+
+@dataclass
+class EventsConfig(Options):
+    """The events of all samples in events.jsonl, for `lockstep check`."""
+
+    group: ClassVar[str] = "callbacks"
+    checksums: bool = True  # of each published version, to compare two runs
+
+    def check(self, config: Any) -> None:
+        if config.algo.replays:
+            raise ConfigError(
+                "callbacks=[events] follows samples to the update that trains on them, and this "
+                "algorithm draws from a replay buffer: use algo=ppo, impala or grpo"
+            )

@@ -29,8 +29,12 @@ class Run(Protocol):
     collector: Any  # of which `policy_version`, `made_batches()` and `worker_stages()` may be read
     sync: Any  # harness.measures.sync_meter.SyncMeter
     clock: Any  # harness.measures.metrics.Clock
+    staleness: Any  # harness.measures.staleness.Staleness
     frames: int  # collected so far
     updates: int  # done so far
+
+    def counts(self) -> dict[str, float]:
+        """Frames by what became of them: `collector/collected` and so on."""
 
 
 class Callback:

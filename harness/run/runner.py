@@ -300,7 +300,7 @@ class Runner:
             "policy/dropped": float(self.dropped),
             "collector/fps": frames / max(elapsed_s, 1e-9),
             "collector/wait_ms": times["time/collect_s"] * 1e3,
-            **self._counts(),
+            **self.counts(),
             **self._virtual_time(),
             **times,
             **system_metrics(),
@@ -308,7 +308,8 @@ class Runner:
         self._evaluated = {}
         return metrics, histograms
 
-    def _counts(self) -> dict[str, float]:
+    def counts(self) -> dict[str, float]:
+        """Frames by what became of them, over the whole run."""
         stats = self.collector.counts()
         names = ["collected", "delivered", "dropped", "in_flight"]
         if self.config.collector.preempts:
@@ -341,7 +342,7 @@ class Runner:
             "policy/dropped": self.dropped,
             "policy/mixed_batches": self.lags.mixed_batches,
             "policy/version": int(self.collector.policy_version),
-            **self._counts(),
+            **self.counts(),
             **self._virtual_time(),
             **{f"time/{phase}_s": spent for phase, spent in self.clock.total.items()},
         }
@@ -360,7 +361,7 @@ class Runner:
             "logged_at": self._logged_at,
             "evaluated_at": self._evaluated_at,
             "last_evaluation": self._last_evaluation,
-            "counts": self._counts(),
+            "counts": self.counts(),
             "trained": self._trained.state_dict(),
             "published": self.published.state(),
             "sync": self.sync.state_dict(),

@@ -1,0 +1,133 @@
+"""The trace of a run's samples, `events.jsonl`, which `lockstep check` reads.
+
+A sample is what one worker adds to a batch. Its events are written when the learner takes the
+batch, so they stand in the learner's order: a version is published above the first frame that it
+computed. A resumed run goes on in the same file.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDictBase
+from torch import nn
+
+from harness.options.loggers import EventsConfig
+from harness.run.callbacks import Callback, Run
+from lockstep_check.events import FILE, FORMAT, read
+
+
+class EventTrace(Callback):
+    """Writes what became of each sample, a line an event."""
+
+    def __init__(self, options: EventsConfig):
+        super().__init__(options)
+        self._lines: list[str] = []
+        self._samples: dict[int, int] = {}  # the next number of each worker
+        self._applied: dict[int, int] = {}  # the newest version of each worker
+        self._batch: list[tuple[int, int, dict[int, int]]] = []  # worker, sample, frames by version
+
+    def on_run_start(self, run: Run) -> None:
+        path = run.directory / FILE
+        resumed = path.is_file() and self._go_on(path)
+        self._stream = open(path, "ab", buffering=0)  # noqa: SIM115
+        if resumed:
+            self._write("resume", update=run.updates)
+        else:
+            self._write("trace", format=FORMAT, program="lockstep", unit="frames")
+        newest = int(run.collector.policy_version)
+        publications = run.staleness.publications
+        updates = publications.updates(np.arange(newest + 1)).tolist()
+        for version, update in enumerate(updates):
+            self._publish(run, version, update, is_newest=version == newest)
+        self._flush()
+
+    def on_batch(self, run: Run, batch: TensorDictBase) -> None:
+        self._note_applied(run)
+        mask = batch["collector", "mask"]
+        workers = batch["collector", "worker"][mask].numpy()
+        versions = batch["policy_version"][mask].numpy()
+        self._batch = []
+        for worker in np.unique(workers).tolist():
+            sample = self._samples.get(worker, 0)
+            self._samples[worker] = sample + 1
+            numbers, counts = np.unique(versions[workers == worker], return_counts=True)
+            spans = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+            for version, length in spans.items():
+                self._write("act", worker=worker, sample=sample, version=version, length=length)
+            self._write("take", worker=worker, sample=sample, version=min(spans))
+            self._batch.append((worker, sample, spans))
+
+    def on_update(self, run: Run, metrics: dict[str, float]) -> None:
+        gone: set[int] = set()
+        if metrics.get("train/dropped"):
+            ratios = run.learner.ratios
+            taken = set() if ratios is None else set(np.unique(ratios.version.numpy()).tolist())
+            gone = {version for _, _, spans in self._batch for version in spans} - taken
+        for worker, sample, spans in self._batch:
+            place = {"worker": worker, "sample": sample}
+            dropped = sum(length for version, length in spans.items() if version in gone)
+            trained = sum(spans.values()) - dropped
+            if dropped:
+                self._write("drop", **place, reason="older than sync.max_lag", length=dropped)
+            if trained:
+                oldest = min(version for version in spans if version not in gone)
+                age = int(run.collector.policy_version) - oldest
+                self._write("train", **place, update=run.updates + 1, length=trained, age=age)
+        counts = {name.removeprefix("collector/"): int(n) for name, n in run.counts().items()}
+        self._write("counts", **counts)
+        self._flush()
+
+    def on_publish(self, run: Run, version: int) -> None:
+        self._publish(run, version, run.updates, is_newest=True)
+        self._flush()
+
+    def on_run_end(self, run: Run, summary: dict[str, Any]) -> None:
+        self._flush()
+        self._stream.close()
+
+    def _publish(self, run: Run, version: int, update: int, *, is_newest: bool) -> None:
+        more = {}
+        if is_newest and self.options.checksums:
+            more["checksum"] = f"{checksum(run.learner.policy):08x}"
+        self._write("publish", version=version, update=update, **more)
+
+    def _note_applied(self, run: Run) -> None:
+        answers = run.sync.answers_since(self._applied)
+        for worker, answer in sorted(answers, key=lambda pair: pair[1].version):
+            self._write("applied", worker=worker, version=answer.version)
+
+    def _write(self, event: str, **fields: Any) -> None:
+        self._lines.append(json.dumps({"event": event, **fields}, separators=(",", ":")))
+
+    def _flush(self) -> None:
+        lines, self._lines = self._lines, []
+        data = "".join(f"{line}\n" for line in lines).encode()
+        while data:
+            data = data[self._stream.write(data) :]
+
+    def _go_on(self, path: Path) -> bool:
+        """Take numbers up where the file ends, without a last line that is cut."""
+        text = path.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        path.write_bytes(whole)
+        for _, event in read(path):
+            if "sample" in event:
+                number, worker = event["sample"], event["worker"]
+                self._samples[worker] = max(self._samples.get(worker, 0), number + 1)
+        return bool(whole)
+
+
+def checksum(policy: nn.Module) -> int:
+    """CRC-32 of all parameters and buffers, in the order of their names."""
+    state = policy.state_dict()
+    total = 0
+    for name in sorted(state):
+        value = state[name]
+        if hasattr(value, "detach"):
+            total = zlib.crc32(value.detach().cpu().contiguous().numpy().tobytes(), total)
+    return total
