@@ -184,8 +184,7 @@ class VirtualPool(InProcessPool):
     def publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         """Publish the next version of these models, of which the schedule learns."""
         self.publisher.publish(by_model, worker_ids, wait=False)
-        for version, nbytes, workers in self.versions.take_published():
-            self.schedule.publish(version, nbytes, workers)
+        self.schedule.publish(self.publisher.version, self.versions.take_published())
 
     def counters(self) -> dict[str, Any]:
         """Where all frames are."""

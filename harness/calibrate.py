@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectors.schedule.costs import Cost, Costs
+from collectors.schedule.recording import Delivery
 from collectors.schedule.simulator import Simulator
 from harness.config.stored import read_options
 from harness.files import one_line
@@ -144,7 +145,7 @@ def drive(simulator: Simulator, batches: int, interval: int, nbytes: int) -> Dri
             lags[newest - version] += end - step
         if number % interval == 0:
             newest += 1
-            simulator.publish(newest, nbytes, range(simulator.num_workers))
+            simulator.publish(newest, [Delivery(newest, nbytes, range(simulator.num_workers))])
     return Driven(lags, (last_s - first_s) / (batches - 1), waits_s)
 
 

@@ -57,6 +57,14 @@ class PlannedBatch(NamedTuple):
     steps_before: int = 0
 
 
+class Delivery(NamedTuple):
+    """A version that is sent to workers: the one just published, or an older one."""
+
+    version: int
+    nbytes: int
+    workers: Sequence[int]
+
+
 class EndOfSchedule(Exception):
     """A recording has no more batches."""
 
@@ -239,7 +247,7 @@ class RecordedSchedule:
     def skip_update(self) -> None:
         """The recording says how long it took."""
 
-    def publish(self, version: int, nbytes: int, workers: Sequence[int]) -> None:
+    def publish(self, version: int, deliveries: Sequence[Delivery]) -> None:
         """The recording says what became of it."""
 
     def oldest_needed(self) -> int:

@@ -20,12 +20,13 @@ schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from collectors.schedule.costs import Costs, LearnerTimes, StepTimes
 from collectors.schedule.network import Network, Transfers, Version
-from collectors.schedule.recording import PlannedBatch
+from collectors.schedule.recording import Delivery, PlannedBatch
 from collectors.schedule.simulated_pool import (
     ApplyAt,
     Failure,
@@ -151,32 +152,37 @@ class Simulator:
             self._owes_update = False
             self._calls.add_skip()
 
-    def publish(self, version: int, nbytes: int, workers: Sequence[int]) -> None:
-        """End the update, and publish a version to these workers."""
+    def publish(self, version: int, deliveries: Sequence[Delivery]) -> None:
+        """End the update, publish a version, and send workers this one or older ones."""
         if version <= self._names[-1]:
             raise ValueError(f"version {version} is not newer than {self._names[-1]}")
-        everybody = len(workers) == self.num_workers
-        self._calls.add_publish(version, nbytes, None if everybody else list(workers))
+        self._calls.add_publish(version, deliveries, self.num_workers)
         self._finish_update()
         began = self._clock.now
         self._spend("publish_ms")
         self._names.append(version)
-        number = self._pool.version = len(self._names) - 1
-        for worker in workers:
-            self._pool.workers[worker].promised = number
-        if self.blocking and self.apply_at != "episode":
-            self._silent = {worker for worker in workers if self._pool.workers[worker].is_up}
-        self._transfers.publish(Version(number, nbytes), workers)
+        self._pool.version = len(self._names) - 1
+        for delivery in deliveries:
+            self._send(delivery)
         while self._silent:
             self._clock.step()
             self._silent -= {w for w in self._silent if not self._pool.workers[w].is_up}
         self._tell("publish", began, version)
 
+    def _send(self, delivery: Delivery) -> None:
+        number = bisect_left(self._names, delivery.version)
+        workers = [self._pool.workers[index] for index in delivery.workers]
+        for worker in workers:
+            worker.promised = number
+        if self.blocking and self.apply_at != "episode":
+            self._silent |= {worker.index for worker in workers if worker.is_up}
+        self._transfers.publish(Version(number, delivery.nbytes), delivery.workers)
+
     def _applied(self, worker: SimulatedWorker, version: int, at_ns: int) -> None:
         """A worker uses a version from this time on, of which the learner hears later."""
         if self.watch is not None:
             self.watch(Span(worker.index, "apply", at_ns, at_ns, self._names[version]))
-        if worker.index in self._silent and version == self._pool.version:
+        if worker.index in self._silent and version == worker.promised:
             heard_ns = at_ns + self._transfers.latency_ns
             self._clock.at(heard_ns, self._hear, worker.index, worker.generation)
 
@@ -221,13 +227,12 @@ class Simulator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Simulate the calls again. `ValueError` if the resulting time differs."""
         self._start()
-        everybody = range(self.num_workers)
-        for takes, skipped, version, nbytes, workers in expanded(state["rounds"]):
+        for takes, skipped, version, deliveries in expanded(state["rounds"], self.num_workers):
             self._take(takes, skipped)
-            self.publish(version, nbytes, everybody if workers is None else workers)
+            self.publish(version, deliveries)
             if self._clock.now > state["time_ns"]:
                 break
-        self._take(state["takes"], state.get("skipped", []))
+        self._take(state["takes"], state["skipped"])
         if self._clock.now != state["time_ns"]:
             raise ValueError("the simulated schedule was made with other costs or another seed")
 
@@ -243,11 +248,12 @@ class Calls:
     """The calls of `next_batch`, `skip_update` and `publish`, equal rounds in one entry.
 
     A round is a number of batches that are taken, and a version that is published then. Batches
-    whose updates were skipped are listed by their numbers in the round.
+    whose updates were skipped are listed by their numbers in the round. A delivery is written as
+    [how many versions older than the one published, bytes, workers], with None for all workers.
     """
 
     def __init__(self) -> None:
-        # How often, takes, version - the last, nbytes, workers, skipped
+        # How often, takes, version - the last, deliveries, skipped
         self._rounds: list[list[Any]] = []
         self._takes = 0
         self._skipped: list[int] = []
@@ -261,13 +267,18 @@ class Calls:
         """The update with the batch taken last is skipped."""
         self._skipped.append(self._takes - 1)
 
-    def add_publish(self, version: int, nbytes: int, workers: list[int] | None) -> None:
-        """A version is published; workers: None for all."""
-        one = [self._takes, version - self._version, nbytes, workers, self._skipped]
-        if self._rounds and self._rounds[-1][1:] == one:
+    def add_publish(self, version: int, deliveries: Sequence[Delivery], num_workers: int) -> None:
+        """A version is published."""
+        sent = []
+        for one in deliveries:
+            everybody = len(one.workers) == num_workers
+            workers = None if everybody else list(one.workers)
+            sent.append([version - one.version, one.nbytes, workers])
+        round_ = [self._takes, version - self._version, sent, self._skipped]
+        if self._rounds and self._rounds[-1][1:] == round_:
             self._rounds[-1][0] += 1
         else:
-            self._rounds.append([1, *one])
+            self._rounds.append([1, *round_])
         self._takes, self._skipped, self._version = 0, [], version
 
     def state_dict(self) -> dict[str, Any]:
@@ -276,10 +287,24 @@ class Calls:
         return {"rounds": rounds, "takes": self._takes, "skipped": list(self._skipped)}
 
 
-def expanded(rounds: list[list[Any]]) -> Any:
-    """Yield (takes, skipped, version, nbytes, workers) of every round."""
+def expanded(rounds: list[list[Any]], num_workers: int) -> Iterator[tuple[Any, ...]]:
+    """Yield (takes, skipped, version, deliveries) of every round."""
+    if any(len(one) != 5 or not isinstance(one[3], list) for one in rounds):
+        raise ValueError(
+            "the simulated schedule was saved by an earlier version, and cannot go on; start anew"
+        )
     version = 0
-    for count, takes, step, nbytes, workers, *skipped in rounds:  # older states skip nothing
+    for count, takes, step, sent, skipped in rounds:
         for _ in range(count):
             version += step
-            yield takes, skipped[0] if skipped else [], version, nbytes, workers
+            yield (
+                takes,
+                skipped,
+                version,
+                [
+                    Delivery(
+                        version - age, nbytes, range(num_workers) if workers is None else workers
+                    )
+                    for age, nbytes, workers in sent
+                ],
+            )

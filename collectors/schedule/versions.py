@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from collectors.rollout.loop import RANDOM_VERSION, Rollout
-from collectors.schedule.recording import PlannedBatch
+from collectors.schedule.recording import Delivery, PlannedBatch
 from collectors.weights.models import POLICY, copied, parameters_of
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import WeightReceiver
@@ -40,15 +40,15 @@ class Versions:
         self.blocks: dict[int, Snapshot] = {}
         self._loaded = -1
 
-    def take_published(self) -> list[tuple[int, int, list[int]]]:
-        """What was published since the last call: version, bytes, and the workers it is for."""
+    def take_published(self) -> list[Delivery]:
+        """What the scheme has sent since the last call."""
         fresh, self._scheme.channel.published = self._scheme.channel.published, []
-        found = []
+        deliveries = []
         for block, workers in fresh:
             version = self._publisher.base + block.version
             self.blocks[version] = block
-            found.append((version, block.wire_bytes, workers))
-        return found
+            deliveries.append(Delivery(version, block.wire_bytes, workers))
+        return deliveries
 
     def copy(self) -> tuple[Any, Load]:
         """One worker's policy, and how to load a version into it."""

@@ -15,7 +15,7 @@ from collectors.annotations import (
     Positive,
     Share,
 )
-from harness.errors import ConfigError
+from harness.errors import ConfigError, show
 from harness.files import check_ordinary
 from harness.options.base import Options
 from harness.options.collectors import CollectorConfig, Threads, Workers
@@ -197,6 +197,12 @@ class SimulatedConfig(CollectorConfig):
             )
         self.costs.make()
         make_failures(self.failures, self.num_workers)
+        lag = getattr(config.sync, "lag", 0)
+        if self.network.topology == "tree" and isinstance(lag, dict) and lag.get("per") == "worker":
+            raise ConfigError(
+                f"collector.network.topology=tree sync.lag={show(lag)}: the workers of a tree "
+                "forward one version to all; use collector.network.topology=star"
+            )
         if self.replay is not None:
             self._check_sizes(self.replay, config)
 

@@ -11,6 +11,7 @@ import torch
 from collectors import SimulatedCollector, Simulator
 from collectors.schedule.costs import Cost, Costs
 from collectors.schedule.simulated_pool import Failure
+from sync import Lag, SimulatedWeightSyncScheme
 from tests.collectors.support import (
     Checker,
     CodeEnv,
@@ -124,6 +125,33 @@ def test_a_replaced_virtual_worker_goes_on_with_the_random_frames_that_are_left(
         lost = collector.stats()["dropped"]
     assert lost > 0
     assert random_of == [20 - lost, 20]
+
+
+def lagging(batches=14, **options):
+    """For each batch: its worker, the stamps, and the newest version when it was finished."""
+    scheme = SimulatedWeightSyncScheme(**options)
+    rows = []
+    with simulated(weight_sync_schemes={"policy": scheme}) as collector:
+        for _ in range(batches):
+            batch = collector.next()
+            worker, stamps = int(batch["collector", "worker"].max()), batch["policy_version"]
+            rows.append((worker, stamps.flatten().tolist(), collector.newest_at_end))
+            publish(collector)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("lag", "by_worker"),
+    [(Lag(k=2), [2, 2]), (Lag("cycle", values=(0, 3), per="worker"), [0, 3])],
+)
+def test_an_exact_lag_moves_the_versions_of_a_simulated_schedule_and_nothing_else(lag, by_worker):
+    expected = [
+        (worker, [max(0, version - by_worker[worker]) for version in stamps], newest)
+        for worker, stamps, newest in lagging()
+    ]
+    assert {worker for worker, _, _ in expected} == {0, 1}
+    assert min(expected[-1][1]) > 0
+    assert lagging(lag=lag) == expected
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ NETWORK = ("sync.link.preset=wan", "collector.network.port_mbps=5")
 FAILURES = ("collector.failures=[{worker: 1, at_s: 0.2, back_after_s: 0.1}]",)
 SIMULATED = (*PPO, *CLUSTER, "collector.frames_per_batch=64", "env.num_envs=1")
 LSTM = ("model=lstm", "model.lstm_size=8")
+BY_WORKER = ("sync.lag={kind: cycle, values: [0, 3, 2], per: worker}",)
 DRAWN = ("sync.lag={kind: uniform, low: 0, high: 3}",)
 TEAR = ("sync.tear.share=0.3", "sync.tear.span=2", "sync.tear.unit=element")
 NORMALISED = ("algo.normalise_observations=true",)
@@ -93,6 +94,7 @@ CASES = {
         (1,),
     ),
     "PPO, a network, failures": ((*SIMULATED, *NETWORK, *FAILURES), (2, 5)),
+    "PPO, simulated, a lag by worker": ((*SIMULATED, *BY_WORKER, *NETWORK), (1, 4)),
 }
 SLOW = {
     "PPO, a lag, one process": ((*PPO, "collector=single", "sync.lag=4"), (1, 5)),
@@ -102,7 +104,7 @@ SLOW = {
     ),
     "PPO, a drawn lag": ((*PPO, "collector=multi_sync", *DRAWN), (1, 5)),
     "PPO, a lag by worker": (
-        (*PPO, "collector=multi_sync", "sync.lag={kind: cycle, values: [0, 3, 2], per: worker}"),
+        (*PPO, "collector=multi_sync", *BY_WORKER),
         (1, 5),
     ),
     "PPO, torn": ((*PPO, "collector=single", *TEAR), (1, 5)),

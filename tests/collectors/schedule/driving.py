@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from collectors.schedule.recording import PlannedBatch
+from collectors.schedule.recording import Delivery, PlannedBatch
 
 
 class Taken(NamedTuple):
@@ -28,5 +28,5 @@ def drive(simulator, batches, *, interval=1, nbytes=1000, newest=0):
         taken.append(Taken(plan, round(simulator.time_s * 1e3, 6), newest))
         if number % interval == 0:
             newest += 1
-            simulator.publish(newest, nbytes, range(simulator.num_workers))
+            simulator.publish(newest, [Delivery(newest, nbytes, range(simulator.num_workers))])
     return taken

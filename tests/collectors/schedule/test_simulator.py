@@ -8,6 +8,7 @@ import pytest
 
 from collectors.schedule.costs import Cost, Costs, Stragglers
 from collectors.schedule.network import Network
+from collectors.schedule.recording import Delivery
 from collectors.schedule.simulated_pool import Failure
 from collectors.schedule.simulator import Simulator
 from sync import Link
@@ -151,9 +152,22 @@ def test_publishing_does_not_wait_for_who_dies_before_using_it():
 def test_a_version_is_sent_to_the_named_workers_only():
     simulator = make()
     simulator.next_batch()
-    simulator.publish(1, 1000, [1])
+    simulator.publish(1, [Delivery(1, 1000, [1])])
     plans = [simulator.next_batch() for _ in range(3)]
     assert [(plan.worker, plan.versions[-1][1]) for plan in plans] == [(1, 0), (0, 0), (1, 1)]
+
+
+def test_a_blocking_publish_of_older_versions_waits_for_each_worker_to_use_its_own():
+    # Taken at 40. Published at 55: worker 0 uses version 1 at 60, and worker 1 gets nothing.
+    # Taken at 80. Published at 95: worker 0 uses version 2 at 100, and worker 1 version 1 at 95.
+    simulator = make(blocking=True)
+    for version, deliveries, at_ms in (
+        (1, [Delivery(1, 1000, [0])], 60),
+        (2, [Delivery(2, 1000, [0]), Delivery(1, 1000, [1])], 100),
+    ):
+        simulator.next_batch()
+        simulator.publish(version, deliveries)
+        assert simulator.time_s == pytest.approx(at_ms * 1e-3)
 
 
 def test_a_failure_costs_the_batch_under_way_and_the_successor_has_the_newest_version():
@@ -217,6 +231,15 @@ def test_a_state_of_another_simulation_is_refused():
         varied(seed=4).load_state_dict(simulator.state_dict())
 
 
+def test_a_state_of_an_earlier_version_is_refused_in_words():
+    simulator = make()
+    drive(simulator, 3)
+    state = simulator.state_dict()
+    state["rounds"] = [[3, 1, 1, 1000, None]]
+    with pytest.raises(ValueError, match="saved by an earlier version"):
+        make().load_state_dict(state)
+
+
 def test_versions_may_be_counted_from_anywhere():
     simulator, other = varied(), varied()
     first, second = drive(simulator, 100), drive(other, 100, newest=1000)
@@ -235,7 +258,7 @@ def test_versions_must_grow():
     simulator = make()
     drive(simulator, 3)
     with pytest.raises(ValueError, match="version 3 is not newer than 3"):
-        simulator.publish(3, 1000, [0, 1])
+        simulator.publish(3, [Delivery(3, 1000, [0, 1])])
 
 
 def test_no_batch_names_a_version_that_is_not_needed_any_more_or_not_published():
@@ -251,7 +274,7 @@ def test_no_batch_names_a_version_that_is_not_needed_any_more_or_not_published()
         assert steps == sorted(set(steps))
         assert steps[0] == 0
         assert steps[-1] < 8
-        simulator.publish(newest + 1, 1000, range(5))
+        simulator.publish(newest + 1, [Delivery(newest + 1, 1000, range(5))])
 
 
 def test_every_step_is_delivered_dropped_or_in_flight():

@@ -104,6 +104,12 @@ def test_mistakes_are_named(options, words):
     assert words in error_of(**{"num_workers": 2, **options})
 
 
+def test_a_tree_that_would_have_to_forward_each_worker_its_own_version_is_refused():
+    lag = "sync.lag={kind: cycle, values: [0, 3], per: worker}"
+    with pytest.raises(ConfigError, match=r"use collector\.network\.topology=star"):
+        config_of("collector=simulated", lag, "collector.network.topology=tree")
+
+
 @pytest.mark.parametrize("scheme", ["hogwild", "none"])
 def test_weights_without_versions_cannot_be_simulated(scheme):
     with pytest.raises(ImpossiblePair, match="use sync=shared_mem"):
