@@ -22,11 +22,11 @@ BIN := .venv/bin
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 # Tests start hundreds of interpreters: without bytecode, each would compile the packages anew.
-test slow coverage: export PYTHONDONTWRITEBYTECODE :=
+test rest slow costs coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help run test slow mutants coverage check chaos soak load conformance bench report reproduce browser docs publish peers clean
+.PHONY: help run test rest slow costs mutants coverage check chaos soak load conformance bench report reproduce browser docs publish peers clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,11 +37,18 @@ run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
 		'sweep:   $(BIN)/python run.py -m experiment=ppo_cartpole total_frames=40_000 collector=single sync.lag=0,8,32 seed=1,2,3 sweep=mine' \
 		'then:    $(BIN)/python run.py report outputs/mine')
 
-test: check ## run the checks, then the tests
+test: $(READY) ## run the tests: all but dear ones that no change of tests/mutants needs, 6 minutes
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+
+rest: $(READY) ## run the tests that a plain `make test` leaves out
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --rest $(ARGS)
 
 slow: $(READY) ## run the slow tests: whole runs that learn or measure, and repetitions
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+costs: $(READY) ## measure each test's processor time, and list the dear ones in tests/dear.txt
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --all --costs outputs/costs.json $(ARGS)
+	@$(BIN)/python -m tests.costs outputs/costs.json
 
 mutants: $(READY) ## check that each small change of tests/mutants is noticed: ARGS="board ppo"
 	@$(BIN)/python -m tests.mutants $(ARGS)

@@ -14,12 +14,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from tests import costs
+from tests.selection import divided, is_plain
+
 SHM = Path("/dev/shm")
 LEFTOVER_WAIT_S = 5.0
+SELECTED = pytest.StashKey[str]()  # how many cases run, of how many
 RAY_S = 300.0  # for a test and the start of its cluster, which takes a minute where others run too
 # How what multiprocessing, torch and Lockstep put there is called; others put things there too.
 OURS = ("sem.mp-", "psm_", "torch_", "lockstep")
@@ -47,9 +52,18 @@ PRELOAD = (
 )
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("selection", "see tests/selection.py")
+    group.addoption("--all", action="store_true", help="run the dear tests, too")
+    group.addoption("--rest", action="store_true", help="run what is left out without --all")
+    group.addoption("--costs", metavar="FILE", help="write each test's processor time to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Have the tests of a process share a fork server that loads what workers need once."""
     multiprocessing.set_forkserver_preload(list(PRELOAD))
+    if config.option.costs:
+        config.pluginmanager.register(costs.Costs(config.option.costs))
 
 
 def pytest_sessionstart() -> None:
@@ -93,8 +107,15 @@ def experiments_register_nothing_for_others() -> Iterator[None]:
         del sys.modules["benchmarks.dropping"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give Ray time to start; skip `cuda` tests where there is no CUDA device."""
+@pytest.hookimpl(trylast=True)  # after -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave dear tests out; give Ray time to start; skip `cuda` tests without a CUDA device."""
+    if is_plain(config):
+        plain, rest = divided(items)
+        chosen, others = (rest, plain) if config.option.rest else (plain, rest)
+        config.hook.pytest_deselected(items=others)
+        config.stash[SELECTED] = f"{len(chosen)} of {len(items)}"
+        items[:] = chosen
     for item in items:
         if re.search(r"(?<![a-z])ray(?![a-z])", item.nodeid):
             item.add_marker(pytest.mark.timeout(RAY_S), append=False)
@@ -105,6 +126,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in cuda_items:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        output = session.config.workeroutput  # type: ignore[attr-defined]
+        output["selected"] = session.config.stash.get(SELECTED, "")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Keep what a process of tests says at its end: all of them collect the same."""
+    node.config.stash[SELECTED] = getattr(node, "workeroutput", {}).get("selected", "")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    config = terminalreporter.config
+    if selected := config.stash.get(SELECTED, ""):
+        command = "make test" if config.option.rest else "make rest"
+        terminalreporter.write_line(f"selection: {selected} cases; `{command}` runs the others")
 
 
 @pytest.fixture

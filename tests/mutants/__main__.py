@@ -1,7 +1,8 @@
 """Apply each change of the table alone, run its tests, and print which test noticed it.
 
-The tests run in copies of the working tree, so the tree itself is never changed, and only what
-`make test` runs counts: slow tests are left out. Exit status 1 if a change went unnoticed.
+The tests run in copies of the working tree, so its code is never changed, and slow tests are left
+out. The case that noticed a change is recorded in witnesses.txt: it is then among what `make test`
+runs (tests/selection.py). Exit status 1 if a change went unnoticed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.mutants.table import ROOT, Mutant, read_mutants
+from tests.mutants.table import ROOT, Mutant, read_mutants, read_witnesses, write_witnesses
 
 PASSED, FAILED = 0, 1  # of pytest's exit statuses, those of a run in which the tests ran
 
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_unchanged(copies[0], mutants, options.jobs)
         outcomes = run_all(mutants, copies)
     print_table(outcomes)
+    record(outcomes)
     if options.json:
         rows = [asdict(outcome) for outcome in outcomes]
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
@@ -125,7 +127,7 @@ def run_one(mutant: Mutant, copy: Path) -> Outcome:
     seconds = time.monotonic() - start
     if status == PASSED:
         return Outcome(mutant, "", seconds)
-    failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    failures = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
     if status == FAILED and failures:
         return Outcome(mutant, failures[0], seconds)
     return Outcome(mutant, "", seconds, f"the tests did not run: {output[-2000:]}")
@@ -150,6 +152,14 @@ def run_tests(
         check=False,
     )
     return run.returncode, run.stdout
+
+
+def record(outcomes: Sequence[Outcome]) -> None:
+    """Keep who noticed; forget changes that are no longer in the table."""
+    new = {outcome.mutant.name: outcome.noticed_by for outcome in outcomes}
+    names = {mutant.name for mutant in read_mutants()}
+    witnesses = {name: test for name, test in read_witnesses().items() if name in names}
+    write_witnesses({name: test for name, test in (witnesses | new).items() if test})
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:

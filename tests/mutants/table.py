@@ -10,6 +10,8 @@ names the tests of which at least one must fail:
     old = "- config.entropy_weight * entropy"
     new = "+ config.entropy_weight * entropy"
     tests = ["tests/harness/test_ppo.py::test_a_policy_without_gain_is_drawn_to_entropy"]
+
+`make mutants` records in witnesses.txt which case noticed each change.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent.parent
+WITNESSES = FOLDER / "witnesses.txt"
 
 
 @dataclass(frozen=True)
@@ -48,3 +51,14 @@ def read_mutants() -> list[Mutant]:
         for path in sorted(FOLDER.glob("*.toml"))
         for entry in tomllib.loads(path.read_text())["mutant"]
     ]
+
+
+def read_witnesses() -> dict[str, str]:
+    """Of each change that `make mutants` has recorded, the case that noticed it."""
+    lines = WITNESSES.read_text().splitlines()
+    return {name: test for name, _, test in (line.partition(" ") for line in lines)}
+
+
+def write_witnesses(witnesses: dict[str, str]) -> None:
+    lines = [f"{name} {test}\n" for name, test in sorted(witnesses.items())]
+    WITNESSES.write_text("".join(lines))

@@ -241,6 +241,7 @@ def test_a_reader_sees_what_is_written_and_cannot_write():
         return theirs[1].version, theirs[1].views[0].sum().item(), theirs.capacity
 
     def spoil(handed, model):
+        faulthandler.disable()  # which would tell of it on the terminal
         as_a_worker_sees(handed.pool)[1].views[0].fill_(0)
 
     with Worker(Handed(pool=pool), None) as worker:
