@@ -26,10 +26,10 @@ test rest slow costs coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help run test rest slow costs mutants coverage check chaos soak load conformance bench report reproduce browser docs publish peers clean
+.PHONY: help run test rest slow costs mutants mutants-random coverage check chaos soak load conformance bench report reproduce browser docs publish peers clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
 	@$(BIN)/python run.py $(or $(ARGS),experiment=ppo_cartpole)
@@ -52,6 +52,9 @@ costs: $(READY) ## measure each test's processor time, and list the dear ones in
 
 mutants: $(READY) ## check that each small change of tests/mutants is noticed: ARGS="board ppo"
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+mutants-random: $(READY) ## run the tests against changes drawn at random: ARGS="--seed 7 --draw 300"
+	@$(BIN)/python -m tests.mutants.random_changes $(ARGS)
 
 # A process that is killed cannot say what it went through: branches that only such ones take count
 # as untested here.
