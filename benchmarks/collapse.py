@@ -1,4 +1,4 @@
-"""Whether the effective sample size falls before a run collapses: docs/findings/collapse.md.
+"""Whether the effective sample size falls before a run collapses: docs/findings/objectives.md.
 
     .venv/bin/python benchmarks/collapse.py --task LunarLander outputs/rate_lag …
         [--task tokens outputs/rate_lag_tokens …] [--figure collapse.png] [--first 10]

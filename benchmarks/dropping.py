@@ -1,4 +1,4 @@
-"""What is left out because it is too old, told by the length of its episode.
+"""What is left out because it is too old, by the length of its episode.
 
 `experiment=dropping` names this module as a plugin. Its callback follows each episode over batches
 and adds to each record, of the episodes that have ended since the one before:

@@ -1,4 +1,4 @@
-"""Whether learning rate times lag tells what is lost: the tests of docs/findings/rate_lag.md.
+"""Whether what is lost follows learning rate times lag: docs/findings/dose_and_response.md.
 
     .venv/bin/python benchmarks/rate_lag.py outputs/rate_lag [outputs/rate_lag_tokens …]
         [--figure rate_lag.png]

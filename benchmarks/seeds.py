@@ -1,13 +1,12 @@
-"""How often fewer seeds would have shown an effect: the tests of docs/findings/seeds.md.
+"""How often fewer seeds would have shown an effect: the tests of docs/findings/comparing_runs.md.
 
     .venv/bin/python benchmarks/seeds.py --compare outputs/objectives_at_lag sync.lag=0
         [--compare outputs/clip_lag algo.clip=0.2 …] [--figure seeds.png]
 
 Each setting of a sweep is compared with the setting that has the same options but this value.
-Effects that are there have a p below 0.05 with all seeds, corrected within the sweep. Effects that
-are not there compare two halves of the runs of one setting. The figure shows how often a test finds
-either with fewer seeds. Settings whose scores are the same to the bit, as of two sweeps that share
-runs, count once.
+Effects have a p below 0.05 with all seeds, corrected within the sweep. "None" compares two halves
+of the runs of one setting. The figure shows how often a test finds either with fewer seeds.
+Settings whose scores are the same to the bit, as of two sweeps that share runs, count once.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ DRAWS = 2_000
 DIVISIONS = 20  # of the runs of a setting
 SEEDS = (2, 3, 5, 10)
 FEWEST = 5  # seeds of a setting that is compared
-LOOKS_LARGE = 0.1  # of the baseline: what a reader of one curve calls a difference
+SHARE = 0.1  # of the baseline: what a reader of one curve calls a difference
 CLASSES = ((1.5, "large"), (0.75, "middle"), (0.0, "small"))  # in pooled standard deviations
-ABSENT = "not there"
+ABSENT = "none"
 
 
 class Pair(NamedTuple):
@@ -101,10 +100,10 @@ def shares(pair: Pair, num_seeds: int, random: np.random.Generator) -> float:
 
 
 def single(pair: Pair) -> tuple[float, float]:
-    """With one run each: the share of the right sign, and of differences that look large."""
+    """With one run each: the share of the right sign, and of differences above a tenth."""
     differences = np.subtract.outer(pair.scores, pair.baseline)
     sign = np.sign(pair.scores.mean() - pair.baseline.mean())
-    large = np.abs(differences) > LOOKS_LARGE * abs(pair.baseline.mean())
+    large = np.abs(differences) > SHARE * abs(pair.baseline.mean())
     return float((np.sign(differences) == sign).mean()), float(large.mean())
 
 
@@ -157,20 +156,21 @@ def power(chosen: Sequence[Pair], num_seeds: int, random: np.random.Generator) -
 
 def lines(classes: Mapping[str, Sequence[Pair]], compared: int, repeated: int) -> Iterator[str]:
     there = sum(len(chosen) for name, chosen in classes.items() if name != ABSENT)
-    yield f"{there} of {compared} comparisons are told apart from zero"
+    yield f"{there} of {compared} comparisons are significant with all seeds"
     if repeated:
         yield f"{repeated} more have the same scores as one of them, to the bit, and count once"
-    heads = [f"p < 0.05, {num_seeds} seeds" for num_seeds in SEEDS]
-    yield f"| effect | number | right sign, 1 run | looks large, 1 run | {' | '.join(heads)} |"
+    heads = ["right sign, 1 run", "more than a tenth, 1 run"]
+    heads += [f"p < 0.05, {num_seeds} seeds" for num_seeds in SEEDS]
+    yield f"| effect | number | {' | '.join(heads)} |"
     yield f"|---|--:|--:|--:|{'--:|' * len(SEEDS)}"
     random = np.random.default_rng(0)
     for name, chosen in classes.items():
         if not chosen:
             continue
         signs, large = zip(*(single(pair) for pair in chosen), strict=True)
-        told = [power(chosen, num_seeds, random) for num_seeds in SEEDS]
+        powers = [power(chosen, num_seeds, random) for num_seeds in SEEDS]
         cells = ["" if name == ABSENT else f"{np.mean(signs):.0%}", f"{np.mean(large):.0%}"]
-        cells += ["" if np.isnan(share) else f"{share:.0%}" for share in told]
+        cells += ["" if np.isnan(share) else f"{share:.0%}" for share in powers]
         yield f"| {name} | {len(chosen)} | {' | '.join(cells)} |"
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from benchmarks import collapse, hidden, hypotheses, pack, rate_lag, seeds
+from benchmarks import collapse, hidden, hypotheses, pack, rate_lag, seeds, two_scores
 from harness.config.compose import compose_run
 from harness.report.runs import FILES, read_runs
 from harness.report.scores import TRAINED
@@ -236,6 +236,45 @@ def test_an_archive_is_replaced_whole_or_not_at_all(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"study", "study.tar.xz"}
 
 
+def test_both_scores_of_a_setting_stand_beside_each_other(tmp_path, monkeypatch, capsys):
+    for seed, lag, clip in itertools.product((1, 2, 3), (0, 4), (0.1, 0.2, 0.3, 0.4, 0.5)):
+        level = 100.0 - 10 * lag + 100 * clip
+        run = make_run(
+            tmp_path / "study" / f"{seed},{lag},{clip}",
+            seed=seed,
+            level=level,
+            sync={"lag": lag},
+            algo={"name": "ppo", "clip": clip},
+        )
+        summary = json.loads((run / "summary.json").read_text())
+        # Without lag the last policies have the order of the returns, with it the opposite.
+        last = level if lag == 0 else -level
+        (run / "summary.json").write_text(json.dumps(summary | {"eval/return": last}))
+    arguments = ["two_scores", f"T={tmp_path / 'study'}", "--x", "sync.lag", "--hue", "algo.clip"]
+    monkeypatch.setattr("sys.argv", [*arguments, "--figure", str(tmp_path / "both.png")])
+    two_scores.main()
+    table = capsys.readouterr().out.splitlines()
+    rows = [
+        [cell.strip() for cell in line.split("|")] for line in table if line.startswith("| 0.5")
+    ]
+    assert [row[2] for row in rows] == ["0", "4"]
+    assert [row[5].split()[0] for row in rows] == ["150", "-110"]
+    assert 75 < float(rows[0][4].split()[0]) < 85  # the mean of a climb to 150
+    correlations = [line.split("|")[1:4] for line in table[-3:-1]]
+    assert [[cell.strip() for cell in row] for row in correlations] == [
+        ["0", "5", "1.00"],
+        ["4", "5", "-1.00"],
+    ]
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr("sys.argv", [*arguments, "--where", "algo.clip=0.3"])
+    two_scores.main()
+    assert "| 0.5" not in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [*arguments, "--where", "algo.clip=7"])
+    with pytest.raises(SystemExit):
+        two_scores.main()
+    assert "no finished run has algo.clip=7" in capsys.readouterr().err
+
+
 def outcomes(means, kind, margin=10.0) -> str:
     """The verdict on two settings with these means, ten seeds each."""
     values = pd.DataFrame(
@@ -299,6 +338,26 @@ def test_a_setting_may_be_an_option_without_a_value(tmp_path):
     values = hypotheses.read_values(tmp_path, ["sync.max_lag"], ["score"])
     for limit in (None, 8):
         assert len(hypotheses.of_setting(values, {"sync.max_lag": limit}, "score")) == 2
+
+
+def test_the_last_policy_stands_beside_the_score_and_a_withdrawn_claim_has_no_verdict(
+    tmp_path, monkeypatch
+):
+    for seed, lag in itertools.product((1, 2, 3, 4), (0, 4)):
+        run = make_run(tmp_path / f"{seed},{lag}", seed=seed, level=100.0 - lag, sync={"lag": lag})
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(
+            json.dumps(summary | {"eval/return": lag + seed * (lag + 1) / 9})
+        )
+    left, right = (hypotheses.Side({"sync.lag": lag}) for lag in (0, 4))
+    claims = [hypotheses.Claim(number, left, "higher", right) for number in (1, 2)]
+    study = hypotheses.Study(lambda: iter(claims), 1, withdrawn={2: "it was not run"})
+    monkeypatch.setitem(hypotheses.STUDIES, "mine", study)
+    first, second = list(hypotheses.lines("mine", tmp_path))[-2:]
+    assert first.split(" | ")[3] == "confirmed"
+    assert first.split(" | ")[-1] == "the opposite |"
+    assert second.split(" | ")[3] == "withdrawn: it was not run"
+    assert second.split(" | ")[-1] == "withdrawn: it was not run |"
 
 
 def test_a_claim_whose_seeds_do_not_pair_is_refused():
