@@ -14,7 +14,7 @@ from harness.report.text import show_progress
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
-SCORES = ("training", "last_tenth", "evaluation")
+SCORES = ("training", "acting", "last_tenth", "evaluation")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +73,11 @@ def parser() -> argparse.ArgumentParser:
         "whether option B changes the effect of option A: --interaction sync.lag*algo.clip"
     )
     add("--interaction", metavar="A*B", help=interaction)
-    score = "what the verdict is about: mean over training (default), its last tenth, or evaluation"
+    score = (
+        "what the verdict is about: mean over training of the newest weights where runs were "
+        "evaluated, else of the acting ones (training, the default); of the acting weights "
+        "(acting), their last tenth (last_tenth); or the evaluation at the end (evaluation)"
+    )
     add("--score", choices=SCORES, help=score)
     baseline = "what others are compared with: a setting's name, a part of it, or option=value"
     add("--baseline", help=baseline)

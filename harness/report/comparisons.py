@@ -21,13 +21,23 @@ from harness.report.statistics import (
     probability_of_improvement,
     student_quantile,
 )
-from harness.report.text import number, signed
+from harness.report.text import joined, number, signed
 
-HIGHER, LOWER, EQUIVALENT, UNDECIDED = "higher", "lower", "equivalent", "cannot be told"
+HIGHER, LOWER, EQUIVALENT, UNDECIDED = "higher", "lower", "equivalent", "no difference found"
 IDENTICAL = "identical"  # the same score in every pair
+UNTESTED = "not tested"  # fewer than two pairs, or a difference without any spread
 WITHIN = " by less than the margin"  # a difference that is shown, and shown to be small
 VERDICTS = (
-    *(LOWER, f"{LOWER}{WITHIN}", EQUIVALENT, IDENTICAL, f"{HIGHER}{WITHIN}", HIGHER, UNDECIDED),
+    *(
+        LOWER,
+        f"{LOWER}{WITHIN}",
+        EQUIVALENT,
+        IDENTICAL,
+        f"{HIGHER}{WITHIN}",
+        HIGHER,
+        UNDECIDED,
+        UNTESTED,
+    ),
 )
 POWER = 0.8  # with which a difference of the margin's size is to be found
 MOST_PAIRS = 1000
@@ -50,7 +60,7 @@ INTERACTIONS = [
 class Margin:
     """The difference below which two settings count as equivalent."""
 
-    share: float = 0.1  # of the baseline's mean
+    share: float = 0.1  # of the baseline's mean, where no score is below zero
     points: float | None = None  # of the score, instead of a share
 
     def of(self, baseline: np.ndarray) -> float:
@@ -78,8 +88,10 @@ def compare_pairs(
 
     scores: a row for each setting, a column for each seed, NaN where there is no score.
     """
+    share = has_share(scores)
     table = pd.DataFrame(
-        [_compare(name, baseline, scores, margin) for name, baseline in pairs], columns=COMPARISONS
+        [_compare(name, baseline, scores, margin, share) for name, baseline in pairs],
+        columns=COMPARISONS,
     )
     for p in ("p", "p_equivalent"):
         table[f"{p}_corrected"] = holm(table[p].to_numpy(float))
@@ -88,11 +100,18 @@ def compare_pairs(
     return table
 
 
-def _compare(name: str, baseline: str, scores: pd.DataFrame, margin: Margin) -> dict[str, Any]:
+def has_share(scores: pd.DataFrame) -> bool:
+    """Whether a share of a score means something: not where scores lie below zero."""
+    return not (scores.to_numpy(float) < 0).any()
+
+
+def _compare(
+    name: str, baseline: str, scores: pd.DataFrame, margin: Margin, share: bool
+) -> dict[str, Any]:
     rows = scores.loc[[name, baseline]].to_numpy(float)
     left, right = rows[:, np.isfinite(rows).all(axis=0)]  # the seeds that both have
     difference, p = paired_test(left, right)
-    least = margin.of(right)
+    least = margin.of(right) if share or margin.points is not None else math.nan
     comparison = {
         "setting": name,
         "baseline": baseline,
@@ -112,7 +131,7 @@ def _compare(name: str, baseline: str, scores: pd.DataFrame, margin: Margin) -> 
     return comparison
 
 
-def is_told_apart(comparison: Any) -> bool:
+def is_significant(comparison: Any) -> bool:
     """Whether the data show a difference; a NaN shows none."""
     return bool(comparison.p_corrected < 1 - LEVEL)
 
@@ -121,8 +140,10 @@ def _verdict(comparison: Any) -> str:
     """One of `VERDICTS`."""
     if comparison.low == comparison.high == comparison.difference == 0:
         return IDENTICAL
+    if math.isnan(comparison.p):
+        return UNTESTED
     is_equivalent = comparison.p_equivalent_corrected < 1 - LEVEL
-    if is_told_apart(comparison):
+    if is_significant(comparison):
         word = HIGHER if comparison.difference > 0 else LOWER
         return f"{word}{WITHIN}" if is_equivalent else word
     return EQUIVALENT if is_equivalent else UNDECIDED
@@ -136,7 +157,7 @@ def _sentence(comparison: Any) -> str:
     if pairs == 0:
         return f"{both} share no seed: they cannot be compared."
     if pairs == 1:
-        return f"{both} share one seed: one pair cannot tell a difference from chance."
+        return f"{both} share one seed: one pair cannot show a difference."
     if comparison.verdict == IDENTICAL:
         return f"{both} are identical: they scored the same in all {pairs} pairs."
     if math.isnan(comparison.p):
@@ -152,9 +173,9 @@ def _sentence(comparison: Any) -> str:
             f"pairs, difference {signed(value)}, interval {number(low)} to {number(high)}, "
             f"corrected p of equivalence = {comparison.p_equivalent_corrected:.2g})."
         )
-    if not is_told_apart(comparison):
+    if not is_significant(comparison):
         return (
-            f"The data cannot tell {both} apart ({pairs} pairs, difference {signed(value)}, "
+            f"No difference found between {both} ({pairs} pairs, difference {signed(value)}, "
             f"interval {number(low)} to {number(high)}, {p})."
         )
     word = "higher" if value > 0 else "lower"
@@ -165,7 +186,7 @@ def _sentence(comparison: Any) -> str:
 
 
 def pairs_needed(comparison: Any, pairs: int, num_tests: int) -> int | None:
-    """How many pairs would tell a difference of the margin's size from chance.
+    """How many pairs would show a difference of the margin's size.
 
     With `POWER`, at the variance of the `pairs` that there are, as one of `num_tests` that are
     corrected together (by the most that Holm's method may ask for). None if the variance is not
@@ -197,6 +218,7 @@ def interactions(
     Settings that differ in others of the options `names` are kept apart.
     """
     first, second = _two_options(named, names)
+    share = has_share(scores)
     groups: dict[str, dict[tuple[str, str], pd.Series]] = {}
     for label, setting in settings.iterrows():
         rest = " · ".join(f"{key}={setting[key]}" for key in names if key not in (first, second))
@@ -220,7 +242,8 @@ def interactions(
                 for column, effect in zip(("effect", "base_effect"), effects, strict=True):
                     row[column] = float(effect.mean()) if len(effect) else math.nan
                 row |= {"difference": difference.value, "low": difference.low}
-                row["margin"] = margin.of(columns[3])
+                has_margin = share or margin.points is not None
+                row["margin"] = margin.of(columns[3]) if has_margin else math.nan
                 rows.append({**row, "high": difference.high, "seeds": difference.seeds})
     table = pd.DataFrame(rows, columns=INTERACTIONS)
     table["p_corrected"] = holm(table["p"].to_numpy(float))
@@ -228,24 +251,53 @@ def interactions(
     return table
 
 
-def _sentence_of_interaction(row: Any, num_tests: int) -> str:
-    where = f" ({row.rest})" if row.rest else ""
-    effects = (
-        f"Changing {row.change}{where} changes the score by {signed(row.effect)} with {row.at} and "
-        f"by {signed(row.base_effect)} with {row.base}"
+def effects(rows: Sequence[Any], what: str = "the score") -> str:
+    """What one change does at each value of the other option, and where it does more.
+
+    rows: interactions with one change, against one value of the other option.
+    """
+    first = rows[0]
+    values = [*(row.effect for row in rows), first.base_effect]
+    settings = [*(row.at for row in rows), first.base]
+    verb, sizes, more, less = "changes", list(map(signed, values)), "upwards", "downwards"
+    if max(values) < 0:
+        verb, sizes, more, less = "lowers", [number(-value) for value in values], "less", "more"
+    elif min(values) > 0:
+        verb, sizes, more, less = "raises", list(map(number, values)), "more", "less"
+    where = f" ({first.rest})" if first.rest else ""
+    text = f"Changing {first.change}{where} {verb} {what} " + joined(
+        f"by {size} with {setting}" for size, setting in zip(sizes, settings, strict=True)
     )
+    findings = []
+    for word, is_up in ((more, True), (less, False)):
+        settings = [
+            f"{row.at} (p = {number(row.p_corrected, 2)})"
+            for row in rows
+            if is_significant(row) and (row.difference > 0) == is_up
+        ]
+        if settings:
+            findings.append(f"{word} with {joined(settings)} than with {first.base}")
+    for row in rows:
+        if not math.isfinite(row.p_corrected):
+            findings.append(f"too few shared seeds to compare {row.at} with {first.base}")
+        elif not is_significant(row):
+            p = number(row.p_corrected, 2)
+            findings.append(f"no difference found between {row.at} and {first.base} (p = {p})")
+    return f"{text}: {'; '.join(findings)}."
+
+
+def _sentence_of_interaction(row: Any, num_tests: int) -> str:
+    finding = effects([row])
     if not math.isfinite(row.p_corrected):
-        return f"{effects}: {row.seeds} shared seeds cannot tell these apart."
-    word = "differ" if is_told_apart(row) else "cannot be told apart"
-    finding = (
-        f"{effects}: these effects {word} (difference {signed(row.difference)}, interval "
-        f"{number(row.low)} to {number(row.high)}, {row.seeds} seeds, "
-        f"corrected p = {number(row.p_corrected, 2)})."
+        return finding
+    finding += (
+        f" The effects differ by {signed(row.difference)} "
+        f"[{number(row.low)}, {number(row.high)}] in {row.seeds} seeds."
     )
     needed = pairs_needed(row, row.seeds, num_tests)
-    if is_told_apart(row) or needed is None:
+    if is_significant(row) or needed is None:
         return finding
-    return f"{finding} To tell a difference of {number(row.margin)}, you need about {needed} seeds."
+    return f"{finding} To show a difference of {number(row.margin)}, you need about {needed} seeds."
 
 
 def _two_options(named: str, options: Sequence[str]) -> tuple[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -15,8 +14,18 @@ from harness.measures import BUCKETS, PHASES
 from harness.numbers import count
 from harness.report import drawing, figures, verdict
 from harness.report.pages import Block, Code, Document, Table
-from harness.report.scores import EVALUATED, PER_1000, TRAINED, Report, Score, summaries, totals
-from harness.report.text import NONE, number, with_interval
+from harness.report.scores import (
+    AXES,
+    EVALUATED,
+    PER_1000,
+    TRAINED,
+    Report,
+    Score,
+    summaries,
+    totals,
+)
+from harness.report.statistics import caution
+from harness.report.text import NONE, joined, number, with_interval
 
 
 class Column(NamedTuple):
@@ -123,7 +132,6 @@ HEALTH = {  # of the summary, by bucket of lag → what the column is called
     "policy/ratio_max": "largest ratio",
 }
 MOST_TOLD = 200  # characters of an error
-MOST_SENTENCES = 6  # comparisons of a table that are told in words, too
 UNSET = ("null", "[]")  # values of an option that is not used
 MOST_NAMES = 5  # runs of which one thing is said
 
@@ -140,7 +148,7 @@ def write(report: Report, cells: pd.DataFrame, title: str) -> Document:
     for place, task in enumerate(tasks, 1):
         suffix, about = (f"-{place}", f" ({task})") if len(tasks) > 1 else ("", "")
         sections |= {
-            f"Results{about}": _results(report, report.final(task), suffix),
+            f"Results{about}": _results(report, task, suffix),
             f"Learning{about}": _learning(report, task, suffix),
             f"Synchronisation{about}": _medians(report.medians.loc[task], SYNCHRONISATION),
             f"Health by lag{about}": _health(report.medians.loc[task]),
@@ -152,7 +160,7 @@ def write(report: Report, cells: pd.DataFrame, title: str) -> Document:
         "Provenance": _provenance(report.plan.runs),
     }
     written = {
-        heading: [block for block in blocks if block is not None]
+        heading: [block for block in blocks if block is not None and block != []]
         for heading, blocks in sections.items()
     }
     return Document(title, {heading: blocks for heading, blocks in written.items() if blocks})
@@ -203,36 +211,66 @@ def _what_was_run(report: Report) -> Blocks:
         yield Table(["setting", "seeds", "finished runs", "updates"], rows)
 
 
-def _results(report: Report, score: Score, suffix: str) -> Blocks:
+def _results(report: Report, task: str, suffix: str) -> Blocks:
+    """The score of the verdict and the final one, each with its estimates and comparisons."""
+    final = report.final(task)
+    scores = [score for score in report.primary if score.task == task and score is not final]
+    yield (
+        "The unit of replication is the seed. IQM is the mean without the lowest and the highest "
+        "quarter of the seeds, in whole seeds. Brackets hold 95 % percentile intervals of a "
+        "bootstrap over seeds (10,000 resamples)."
+    )
+    if len(final.comparisons):
+        yield (
+            "Runs are compared in pairs with one seed. The difference comes with Student's 95 % "
+            "interval. p is of Student's paired test, and p of equivalence of two one-sided tests "
+            f"that the difference is smaller than the margin, {report.margin}. Holm's method "
+            "corrects both for the number of comparisons in a table; below 0.05 settings differ, "
+            "or are equivalent. P(better) is the probability that a run of the setting scores "
+            "more than one of the baseline, ties counting half."
+        )
+    yield list(_cautions(final))
+    for score in (*scores, final):
+        yield from _of_score(report, score)
+    if report.design is None and (others := len(final.scores) - drawing.MOST_LOOKS) > 0:
+        yield (
+            f"The best {drawing.MOST_LOOKS} settings have colours, the baseline among them; "
+            f"the other {others} are grey in the figures. data/ has all of them. With --x OPTION "
+            "an option is the x axis, and colours are those of the others."
+        )
+    yield drawing.draw(
+        lambda: figures.profiles(report, task),
+        f"profiles{suffix}",
+        f"Performance profiles of the {final.words}: the share of runs that score more. Higher is "
+        "better; where lines cross, neither setting is better throughout.",
+        report.plan.labels(task),
+    )
+
+
+def _cautions(score: Score) -> Iterator[str]:
+    """What a reader must know about few seeds, once for all settings that it is true of."""
+    settings: dict[str, list[str]] = {}
+    for setting in score.scores.index:
+        settings.setdefault(caution(len(score.of(setting))), []).append(setting)
+    for text, labels in settings.items():
+        if text:
+            yield text + (f" ({joined(labels)})" if len(labels) < len(score.scores) else "")
+
+
+def _of_score(report: Report, score: Score) -> Blocks:
+    target = score.target
     if not score.scored:
         yield f"No finished run has a final {score.metric}: there is nothing to compare."
         return
+    yield f"{score.words.capitalize()} ({score.metric})." + (
+        f" The gap is the mean shortfall from the target, {target:g}." if target else ""
+    )
     if score.unscored:
         yield f"Without this score, and left out of it: {_some(score.unscored)} ({score.lacking})."
     if score.metric == TRAINED and (names := _without(EVALUATED, report, score.task)):
         yield f"It is {TRAINED}, because {EVALUATED} is not in the summary of {_some(names)}."
-    target = score.target
-    yield (
-        f"{score.metric} at the end of each run; the unit of replication is the seed. IQM is the "
-        "mean without the lowest and the highest quarter of the seeds, in whole seeds. Brackets "
-        "hold 95 % percentile intervals of a bootstrap over seeds (10,000 resamples)."
-        + (f" The gap is the mean shortfall from the target, {target:g}." if target else "")
-    )
     yield _scores(score)
-    if report.design is None and (others := len(score.scores) - drawing.MOST_LOOKS) > 0:
-        yield (
-            f"Colours tell the best {drawing.MOST_LOOKS} settings apart, the baseline among them; "
-            f"the other {others} are grey in the figures. data/ has all of them. With --x OPTION "
-            "an option is the x axis, and colours are those of the others."
-        )
     yield from _comparisons(score, report)
-    yield drawing.draw(
-        lambda: figures.profiles(report, score.task),
-        f"profiles{suffix}",
-        "Performance profiles: the share of runs that score more. Higher is better; where lines "
-        "cross, neither setting is better throughout.",
-        report.plan.labels(score.task),
-    )
 
 
 def _without(metric: str, report: Report, task: str) -> list[str]:
@@ -258,34 +296,24 @@ def _scores(score: Score) -> Table:
 def _comparisons(score: Score, report: Report) -> Blocks:
     if score.comparisons.empty:
         return
-    yield (
-        f"Compared with {score.against}: runs are paired by seed. The difference comes with "
-        "Student's 95 % interval for paired samples. p is of Student's paired test, and p of "
-        "equivalence of two one-sided tests that the difference is smaller than the margin, "
-        f"{report.margin}. Holm's method corrects both for the number of comparisons in this "
-        f"table, {len(score.comparisons)}; below 0.05 settings differ, or are equivalent. "
-        "P(better) is the probability that a run of the setting scores more than one of the "
-        "baseline, ties counting half."
-    )
+    yield f"Compared with {score.against}:"
     several = score.baseline is None
     rows = [
         [
             row.setting,
+            row.verdict,
             *([row.baseline] if several else []),
-            str(row.pairs),
             with_interval(row.difference, row.low, row.high),
+            str(row.pairs),
             number(row.p_corrected, 2),
             number(row.p_equivalent_corrected, 2),
-            row.verdict,
             with_interval(row.p_better, row.p_better_low, row.p_better_high),
         ]
         for row in score.comparisons.itertuples()
     ]
-    columns = ["setting", *(["baseline"] if several else []), "pairs", "difference"]
-    columns += ["corrected p", "corrected p of equivalence", "verdict", "P(better)"]
-    yield Table(columns, rows, numbers=True)
-    if len(score.comparisons) <= MOST_SENTENCES:
-        yield list(score.comparisons["finding"])
+    columns = ["setting", "verdict", *(["baseline"] if several else []), "difference", "pairs"]
+    columns += ["corrected p", "p of equivalence", "P(better)"]
+    yield Table(columns, rows, numbers=True, texts=3 if several else 2)
 
 
 def _together(report: Report) -> Blocks:
@@ -306,32 +334,9 @@ def _together(report: Report) -> Blocks:
 
 
 def _learning(report: Report, task: str, suffix: str) -> Blocks:
-    metrics = report.curves["metric"][report.curves["task"] == task]
-    about = (
-        f"{metrics.iloc[0] if len(metrics) else TRAINED}, the mean over seeds with a 95 % "
-        "bootstrap band. Each point looks back on 5 % of the run; a line ends where the first of "
-        "its runs ends."
-    )
-    captions = {
-        "frames": f"By frames: {about}",
-        "seconds": f"By wall time: {about} Start-up is left out.",
-        "virtual seconds": f"By the clock of the simulated cluster: {about}",
-    }
-    for axis, caption in captions.items():
-        yield drawing.draw(
-            partial(figures.curves, report, task, axis),
-            f"learning-{axis.replace(' ', '-')}{suffix}",
-            caption,
-            report.plan.labels(task),
-        )
-    if (score := report.throughout(task)) is None:
-        return
-    yield (
-        f"Who learned sooner: {score.metric}, over the frames of a run. It separates "
-        "settings that end with the same score."
-    )
-    yield _scores(score)
-    yield from _comparisons(score, report)
+    opened = not any(len(score.comparisons) for score in report.primary)
+    for axis in AXES[opened:]:  # by frames it is in the verdict, where nothing is compared
+        yield figures.learning(report, task, axis, suffix)
 
 
 def _medians(medians: pd.DataFrame, tables: Sequence[Medians]) -> Blocks:

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from harness.report.design import Design
 from harness.report.pages import Picture
 from harness.report.scores import Report, Score
-from harness.report.text import show_progress
+from harness.report.text import printable, show_progress
 
 WIDTH = 5.8  # inches: letters stay readable at a phone's width
 DPI = 160
@@ -96,8 +96,7 @@ def to_bytes(figure: Figure, form: str) -> bytes:
 
 def shown(label: str) -> str:
     """A name as a figure shows it: printable, on a few lines of bounded length."""
-    printable = "".join(c if c.isprintable() else "�" for c in label)
-    words = _cut(printable, MOST_LINES * LONGEST_LABEL).split(" ")
+    words = _cut(printable(label), MOST_LINES * LONGEST_LABEL).split(" ")
     text = textwrap.fill(
         " ".join(_cut(word, LONGEST_LABEL) for word in words),
         width=LONGEST_LABEL + 1,

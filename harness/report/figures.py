@@ -17,6 +17,7 @@ from harness.report.drawing import (
     FILLS,
     MOST_LETTERS,
     Key,
+    draw,
     draw_band,
     in_rows,
     legend_of,
@@ -27,7 +28,8 @@ from harness.report.drawing import (
     short,
     shown,
 )
-from harness.report.scores import Report
+from harness.report.pages import Picture
+from harness.report.scores import CURVE_WORDS, TRAINED, WORDS, Report
 from harness.report.statistics import student
 
 MOST_SHADED = 6  # curves with bands; of more the bands would cover the curves
@@ -35,6 +37,11 @@ MOST_STEPS = 3  # the same of profiles, and of panels that stand beside others
 OCTAVES = 3  # numbers that span more are spaced by their logarithm
 
 
+CAPTIONS = {
+    "frames": "By frames: {}",
+    "seconds": "By wall time, without start-up: {}",
+    "virtual seconds": "By the clock of the simulated cluster: {}",
+}
 LABELS = {
     "frames": "frames",
     "seconds": "seconds in the learner's loop",
@@ -43,6 +50,24 @@ LABELS = {
 
 
 # -- curves
+
+
+def learning(report: Report, task: str, axis: str, suffix: str) -> Picture | None:
+    """The course of learning over one of the axes, with its caption."""
+    metrics = report.curves["metric"][report.curves["task"] == task]
+    metric = metrics.iloc[0] if len(metrics) else TRAINED
+    about = (
+        f"the {CURVE_WORDS[metric]}, the mean over seeds with a 95 % bootstrap band. A line ends "
+        "where the first of its runs ends."
+    )
+    if metric == TRAINED:
+        about += " Each point looks back on 5 % of the run."
+    return draw(
+        lambda: curves(report, task, axis),
+        f"learning-{axis.replace(' ', '-')}{suffix}",
+        CAPTIONS[axis].format(about),
+        report.plan.labels(task),
+    )
 
 
 def curves(report: Report, task: str, axis: str) -> Figure | None:
@@ -56,9 +81,8 @@ def profiles(report: Report, task: str) -> Figure | None:
     bands = report.profiles[report.profiles["task"] == task]
     if bands.empty:
         return None
-    figure = _bands(
-        report, task, bands, f"{bands['metric'].iloc[0]} above", "share of runs", steps=True
-    )
+    words = report.final(task).words
+    figure = _bands(report, task, bands, f"{words} above", "share of runs", steps=True)
     axes = figure.axes[0]
     axes.set_ylim(-0.02, 1.02)
     low, high = axes.get_xlim()
@@ -98,7 +122,7 @@ def _bands(
             panel = " · ".join(filter(None, (place.panel, place.line)))
             groups.setdefault(panel, []).append(place.Index)
     height, most = (3.0, MOST_SHADED) if len(groups) == 1 else (2.0, MOST_STEPS)
-    ylabel = ylabel or bands["metric"].iloc[0]
+    ylabel = ylabel or CURVE_WORDS[bands["metric"].iloc[0]]
     figure, grid = panels(list(groups), height, xlabel, ylabel, key, key_title=title)
     for axes, labels in zip(grid, groups.values(), strict=True):
         shade = len(labels) <= (MOST_STEPS if steps else most)
@@ -128,7 +152,7 @@ def scores(report: Report) -> Figure | None:
             axes.plot([mean.value], [place + 0.25], "D", color=colour, markersize=6)
         if score.target is not None:
             axes.axvline(score.target, color="#999999", linestyle="--", linewidth=1)
-        axes.set(xlabel=score.metric)
+        axes.set(xlabel=score.words)
         if len(drawn) > 1:
             axes.set_title(score.task, fontsize=10, loc="left")
     return figure
@@ -149,7 +173,7 @@ def response(report: Report, cells: pd.DataFrame) -> Figure | None:
         titles,
         3.0 if alone else 2.4,
         " + ".join(design.x),
-        cells["metric"].iloc[0],
+        WORDS.get(cells["metric"].iloc[0], cells["metric"].iloc[0]),
         list(zip(design.lines, styles, strict=True)) if len(design.lines) > 1 else [],
         key_title=" + ".join(design.hue),
         share=cells["task"].nunique() == 1,

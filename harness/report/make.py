@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
 from harness.files import write_atomic
 from harness.numbers import count
-from harness.report import tables
+from harness.report import tables, verdict
 from harness.report.comparisons import Margin
 from harness.report.design import make_design
 from harness.report.document import write
 from harness.report.import_runs import import_all
-from harness.report.pages import Document, to_html, to_markdown
+from harness.report.pages import Document, to_html, to_markdown, to_text
 from harness.report.runs import MARK, read_runs
 from harness.report.scores import WANTED, Report, analyse, respond
 from harness.report.settings import arrange
 from harness.report.text import show_progress
 
 FIGURES, DATA = "figures", "data"
+MOST_COLUMNS = 100  # of a paragraph on a terminal
 
 
 def make(options: argparse.Namespace) -> bool:
@@ -35,7 +37,7 @@ def make(options: argparse.Namespace) -> bool:
         if folder.is_symlink():
             raise ValueError(f"{folder} is a link: name the folder to write to with --out")
     imported = import_all(options.imports, options.maps) if options.imports else []
-    runs, records = read_runs(places, {*WANTED, options.metric} - {None}, imported)
+    runs, records = read_runs(places, WANTED, imported)
     plan = arrange(runs, by_source=options.compare)
     report = analyse(
         plan,
@@ -57,7 +59,8 @@ def make(options: argparse.Namespace) -> bool:
     show_progress("")
     done, running = ((runs["state"] == state).sum() for state in ("done", "running"))
     damaged = runs["problems"].map(bool).sum()
-    print(f"{out / MARK}: {count(len(runs), 'run')}, {done} done, {damaged} with damaged files")
+    print(to_text(verdict.brief(report), min(shutil.get_terminal_size().columns, MOST_COLUMNS)))
+    print(f"\n{out / MARK}: {count(len(runs), 'run')}, {done} done, {damaged} with damaged files")
     if options.wandb and not (running and options.watch):
         upload(out / MARK, document, report, mode=options.wandb, project=options.project)
     return bool(running)

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import base64
 import re
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from harness.report.text import printable
 
 
 @dataclass
@@ -25,11 +30,20 @@ class Code:
 
 @dataclass
 class Table:
-    """Rows of text; with `numbers`, all columns but the first hold numbers."""
+    """Rows of text; with `numbers`, all columns but the first `texts` hold numbers."""
 
     columns: list[str]
     rows: list[list[str]]
     numbers: bool = False
+    texts: int = 1
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of each column, `text` or `number`."""
+        return [
+            "number" if self.numbers and place >= self.texts else "text"
+            for place in range(len(self.columns))
+        ]
 
 
 @dataclass
@@ -43,6 +57,8 @@ class Picture:
     svg: str
     svg_dark: str
 
+
+MOST_ROWS, MOST_ITEMS = 24, 12  # of a table and of a list on a terminal
 
 Block = str | list[str] | Code | Table | Picture
 
@@ -96,6 +112,37 @@ def to_markdown(document: Document, *, figures: str) -> str:
     page = PAGES.get_template("report.md.jinja")
     text = page.render(title=document.title, sections=document.sections, figures=figures)
     return _writable(text)
+
+
+def to_text(blocks: Sequence[Block], width: int) -> str:
+    """Paragraphs, lists and tables for a terminal; tables may be wider than `width`."""
+    return "\n\n".join(map(partial(_block_as_text, width=width), blocks))
+
+
+def _block_as_text(block: Block, width: int) -> str:
+    if isinstance(block, str):
+        return textwrap.fill(printable(block), width)
+    if isinstance(block, Table):
+        return "\n".join(_table_as_text(block))
+    if isinstance(block, list):
+        more = len(block) - MOST_ITEMS
+        rest = [f"and {more} more, in the report"] if more > 0 else []
+        wrap = partial(textwrap.fill, width=width, initial_indent="- ", subsequent_indent="  ")
+        return "\n".join(wrap(printable(item)) for item in [*block[:MOST_ITEMS], *rest])
+    raise TypeError(f"{type(block).__name__} is not for a terminal")
+
+
+def _table_as_text(table: Table) -> Iterator[str]:
+    rows = [[printable(cell) for cell in row] for row in [table.columns, *table.rows]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows[: MOST_ROWS + 1]:
+        cells = [
+            cell.rjust(size) if kind == "number" else cell.ljust(size)
+            for cell, size, kind in zip(row, widths, table.kinds, strict=True)
+        ]
+        yield "  ".join(cells).rstrip()
+    if (more := len(table.rows) - MOST_ROWS) > 0:
+        yield f"and {more} more, in the report"
 
 
 def _writable(text: str) -> str:

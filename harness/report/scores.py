@@ -29,23 +29,43 @@ from harness.report.statistics import (
 )
 from harness.report.text import show_progress
 
-EVALUATED, TRAINED, VIRTUAL_TIME = "eval/return", "episode/return", "sim/time_s"
+EVALUATED, SAMPLED, TRAINED = "eval/return", "eval/return_sampled", "episode/return"
+VIRTUAL_TIME = "sim/time_s"
 # The metrics that are read of a run's records.
-WANTED = ("time", VIRTUAL_TIME, EVALUATED, TRAINED, *(f"time/{phase}_s" for phase in PHASES))
+WANTED = (
+    *("time", VIRTUAL_TIME, EVALUATED, SAMPLED, TRAINED),
+    *(f"time/{phase}_s" for phase in PHASES),
+)
+# What each score is called on the page. Means are over training.
+NEWEST, NEWEST_SAMPLED, ACTING = (f"mean {name}" for name in (EVALUATED, SAMPLED, TRAINED))
+LAST_TENTH_OF_ACTING = f"{ACTING} of the last tenth"
+WORDS = {
+    NEWEST: "return of the newest weights",
+    NEWEST_SAMPLED: "return of the newest weights, sampled",
+    ACTING: "return of the acting weights",
+    LAST_TENTH_OF_ACTING: "return of the acting weights, last tenth of training",
+    EVALUATED: "return of the last policy",
+    TRAINED: "return of the last 100 training episodes",
+}
+CURVE_WORDS = {EVALUATED: WORDS[NEWEST], TRAINED: WORDS[ACTING]}
 AXES = ("frames", "seconds", "virtual seconds")  # of curves; the last are a simulated cluster's
 POINTS = 101  # of a curve's grid and of a profile
 SMOOTHING = 0.05  # of a run's length: the window of a curve's trailing mean
-FEWEST_EVALUATIONS = 10  # of every run, to be drawn as curves in place of the training's returns
+FEWEST_EVALUATIONS = 5  # while training, of every run: fewer make no mean over training
+LOST = 0.5  # of its gain: what a collapsed run has lost at least
+LEAST_GAIN = 0.2  # of the largest gain of any run: a run that gained less cannot collapse
 LAG = "summary.policy/lag_updates_mean"
 BUFFER = "algo.buffer_size"  # an option of algorithms that learn from a replay buffer
 LEAST_DELAY = 0.5  # updates
-LAST_TENTH, EVALUATION = "last_tenth", "evaluation"  # scores in place of the mean over training
+# Scores that a person may ask for in place of the mean over training of the newest weights.
+ACTING_WEIGHTS, LAST_TENTH, EVALUATION = "acting", "last_tenth", "evaluation"
 PER_1000 = " seconds for 1000 frames"  # ends the name of a phase among the medians
 BAND = ["x", "value", "low", "high", "seeds"]
 CURVES = ["task", "metric", "setting", "axis", *BAND]
 PROFILES = ["task", "metric", "setting", *BAND]
 RESPONSE = ["metric", "panel", "line", "x", "task", "setting", "value", "low", "high", "seeds"]
 RESPONSE += ["verdict"]
+Records = Mapping[int, pd.DataFrame]  # by run
 TOTALS = ["setting", "baseline", "tasks", "p_better", "low", "high", "seeds"]
 
 
@@ -72,6 +92,11 @@ class Score:
     interactions: pd.DataFrame = field(default_factory=pd.DataFrame)
     delays: dict[str, float] = field(default_factory=dict)  # by setting: see `_delays`
 
+    @property
+    def words(self) -> str:
+        """What the score is, for a reader."""
+        return WORDS.get(self.metric, self.metric)
+
     def __post_init__(self) -> None:
         measures = dict(MEASURES)
         if self.target is not None:
@@ -94,7 +119,11 @@ class Score:
 class Report:
     """All numbers.
 
-    scores      of each task in order: its final score, then that of its training if runs are done
+    scores      of each task in order: its final score; then, if runs are done, the means over
+                training of the newest weights, greedy and sampled, if all of its runs were
+                evaluated while training, and of the acting weights
+    collapsed   by run: whether it has collapsed; NaN for runs that were not evaluated
+    not_evaluated    task → the names of its finished runs without enough evaluations
     curves      task, metric, setting, axis, and the columns of a band
     profiles    task, metric, setting, and the columns of a band, of the final scores
     medians     (task, setting) → medians over seeds of the numbers of summaries, and of the seconds
@@ -108,14 +137,21 @@ class Report:
     medians: pd.DataFrame
     margin: Margin
     design: Design | None = None
+    collapsed: pd.Series = field(default_factory=lambda: pd.Series(dtype=float))
+    not_evaluated: dict[str, list[str]] = field(default_factory=dict)
 
     def final(self, task: str) -> Score:
         return next(score for score in self.scores if score.task == task)
 
-    def throughout(self, task: str) -> Score | None:
-        """The score of training, beside the final one."""
-        several = [score for score in self.scores if score.task == task]
-        return several[1] if len(several) > 1 else None
+    def score(self, task: str, metric: str) -> Score | None:
+        """The score of a task by this metric, if there is one."""
+        return next((s for s in self.scores if (s.task, s.metric) == (task, metric)), None)
+
+    def num_collapsed(self, task: str, setting: str) -> tuple[int, int] | None:
+        """Of the runs of a setting: how many have collapsed, and how many were evaluated."""
+        runs = self.plan.counted(task)
+        values = self.collapsed.reindex(runs.index[runs["setting"] == setting]).dropna()
+        return (int(values.sum()), len(values)) if len(values) else None
 
     @property
     def primary(self) -> list[Score]:
@@ -146,13 +182,14 @@ def analyse(
         raise ValueError(f"--metric is {metric!r}; {suggest(metric, numbers.columns)}")
     by_run = dict(iter(with_clocks(records).groupby("run")))
     scores: list[Score] = []
-    curves, profiles = [], []
+    curves, profiles, collapsed = [], [], []
     for task in plan.tasks:
         show_progress(f"statistics of {task}")
         scores_of_task = _scores(plan, task, by_run, metric, score, target)
         scores += scores_of_task
-        curves.append(_curves(plan, task, by_run, scores_of_task[0].metric))
+        curves.append(_curves(plan, task, by_run))
         profiles.append(_profiles(scores_of_task[0]))
+        collapsed.append(_collapsed(plan, task, by_run))
     report = Report(
         plan,
         scores,
@@ -161,10 +198,12 @@ def analyse(
         _medians(plan),
         margin,
         design,
+        pd.concat(collapsed) if collapsed else pd.Series(dtype=float),
+        {task: not_evaluated(plan.counted(task), by_run) for task in plan.tasks},
     )
     _compare(report, baseline, by_source)
     for one in report.primary:
-        if one.metric == f"mean {TRAINED}":
+        if one.metric == ACTING:
             one.delays = dict(_delays(plan, one, by_run))
     if interaction is not None:
         _interact(report, interaction)
@@ -206,8 +245,6 @@ def known_target(env: str) -> float | None:
 
 # -- scores
 
-Records = Mapping[int, pd.DataFrame]  # by run
-
 
 def _scores(
     plan: Plan,
@@ -217,7 +254,7 @@ def _scores(
     primary: str | None,
     target: float | None,
 ) -> list[Score]:
-    """The final score of a task, and that of its training if runs are done."""
+    """The final score of a task, and those of its training if runs are done."""
     runs = plan.counted(task)
     numbers = summaries(runs)
     evaluated = len(runs) > 0 and EVALUATED in numbers and bool(numbers[EVALUATED].notna().all())
@@ -227,16 +264,67 @@ def _scores(
         target = known_target(plan.settings.loc[task].iloc[0].get("env.id", ""))
     values = numbers.get(name, pd.Series(math.nan, runs.index))
     lacking = f"no finite {name} in summary.json"
-    scores = [Score(task, name, *_table(plan, task, values), lacking, target)]
+    scores = {name: Score(task, name, *_table(plan, task, values), lacking, target)}
+    of_acting = LAST_TENTH_OF_ACTING if primary == LAST_TENTH else ACTING
     if len(runs):
-        share, about = (0.1, " of the last tenth") if primary == LAST_TENTH else (1.0, "")
-        means = [
-            mean_return(records[run], share) if run in records else math.nan for run in runs.index
-        ]
-        table = _table(plan, task, pd.Series(means, runs.index))
-        scores.append(Score(task, f"mean {TRAINED}{about}", *table, "no episode ended"))
-    scores[0 if is_final else -1].is_primary = True
-    return scores
+        means = {
+            f"mean {metric}": metric
+            for metric in (EVALUATED, SAMPLED)
+            if is_evaluated(runs, records, metric)
+        }
+        for score, metric in {**means, of_acting: TRAINED}.items():
+            share = 0.1 if score == LAST_TENTH_OF_ACTING else 1.0
+            values = pd.Series(
+                [
+                    mean_return(records[run], share, metric=metric) if run in records else math.nan
+                    for run in runs.index
+                ],
+                runs.index,
+            )
+            lacking = "no episode ended"
+            scores[score] = Score(task, score, *_table(plan, task, values), lacking)
+    if is_final or not len(runs):
+        scores[name].is_primary = True
+    elif NEWEST in scores and primary not in (ACTING_WEIGHTS, LAST_TENTH):
+        scores[NEWEST].is_primary = True
+    else:
+        scores[of_acting].is_primary = True
+    return list(scores.values())
+
+
+def is_evaluated(runs: pd.DataFrame, records: Records, metric: str = EVALUATED) -> bool:
+    """Whether each of the runs was evaluated often enough while training."""
+    return len(runs) > 0 and not len(not_evaluated(runs, records, metric))
+
+
+def not_evaluated(runs: pd.DataFrame, records: Records, metric: str = EVALUATED) -> list[str]:
+    """The names of the runs that were not evaluated often enough while training."""
+    nothing = pd.Series(dtype=float)
+    return [
+        name
+        for run, name in runs["name"].items()
+        if records.get(run, {}).get(metric, nothing).count() < FEWEST_EVALUATIONS
+    ]
+
+
+def _collapsed(plan: Plan, task: str, records: Records) -> pd.Series:
+    """By run, whether its last policy is nearer to the start than to the run's best evaluation.
+
+    The start is the median of the first evaluations of all runs of the task. A run that gained
+    less than `LEAST_GAIN` of the largest gain cannot collapse: it has learned too little.
+    """
+    runs = plan.counted(task)
+    if not is_evaluated(runs, records):
+        return pd.Series(math.nan, runs.index)
+    returns = [records[run][EVALUATED].dropna().to_numpy() for run in runs.index]
+    first, last, best = (
+        np.array([of(values) for values in returns])
+        for of in (lambda v: v[0], lambda v: v[-1], np.max)
+    )
+    gains = best - np.median(first)
+    learned = gains >= LEAST_GAIN * gains.max()
+    lost = best - last > LOST * gains
+    return pd.Series((learned & lost & (gains > 0)).astype(float), runs.index)
 
 
 def _table(plan: Plan, task: str, scores: pd.Series) -> tuple[pd.DataFrame, list[str]]:
@@ -246,16 +334,19 @@ def _table(plan: Plan, task: str, scores: pd.Series) -> tuple[pd.DataFrame, list
     return table.reindex(plan.labels(task)), list(runs["name"][scores.isna()])
 
 
-def mean_return(records: pd.DataFrame, share: float = 1.0, delay: float = 0.0) -> float:
-    """The mean return of a run's last `share` of frames; NaN if no episode ended in the run.
+def mean_return(
+    records: pd.DataFrame, share: float = 1.0, delay: float = 0.0, metric: str = TRAINED
+) -> float:
+    """The mean return of a run's last `share` of frames; NaN if no record has the metric.
 
     delay: by so many frames the curve is moved; the first value counts for all before.
 
     A record's `episode/return` is that of the episodes that ended since the record before it, and
     counts for the frames between the two. Frames without a record of their own count with the next
-    one, since their episodes ended later, and those after the last one with that.
+    one, since their episodes ended later, and those after the last one with that. An evaluation
+    counts in the same way for the frames since the one before it.
     """
-    pairs = records[["step", TRAINED]].to_numpy()
+    pairs = records[["step", metric]].to_numpy()
     total = pairs[:, 0].max(initial=0.0)
     ends, values = pairs[~np.isnan(pairs).any(axis=1)].T
     if not len(ends) or not total:
@@ -308,16 +399,15 @@ def _medians(plan: Plan) -> pd.DataFrame:
 # -- curves
 
 
-def _curves(plan: Plan, task: str, records: Records, metric: str) -> pd.DataFrame:
-    """Bands of `metric`, if each run has evaluated often, or of the returns of training.
+def _curves(plan: Plan, task: str, records: Records) -> pd.DataFrame:
+    """Bands of the evaluations, if each run has enough of them, or of the returns of training.
 
     All are on one grid, so that the figures can be compared point by point.
     """
-    runs = plan.counted(task)["setting"]
+    counted = plan.counted(task)
+    runs = counted["setting"]
     lines = [records[run] for run in runs.index if run in records]
-    points = [line[metric].notna().sum() if metric in line else 0 for line in lines]
-    if len(lines) < len(runs) or min(points, default=0) < FEWEST_EVALUATIONS:
-        metric = TRAINED
+    metric = EVALUATED if is_evaluated(counted, records) else TRAINED
     settings = [runs[line["run"].iloc[0]] for line in lines]
     bands: dict[tuple[str, str], pd.DataFrame] = {}
     for axis in AXES:

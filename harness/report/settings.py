@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -62,6 +62,7 @@ class Plan:
     implied: set[str]  # those of them that only some parts have, which all of them set alike
     common: Options  # those that are the same everywhere
     notes: list[str]  # what was left out, and why
+    damaged: dict[str, str] = field(default_factory=dict)  # runs left out → what is wrong with them
 
     @property
     def tasks(self) -> list[str]:

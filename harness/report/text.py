@@ -40,9 +40,14 @@ def joined(names: Iterable[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
+def printable(text: str) -> str:
+    """Text for a terminal, on one line: it may come from a file that nobody knows."""
+    return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
+
+
 def show_progress(text: str) -> None:
     """Say what the command is doing: `text` replaces the last line of the terminal, if any."""
     if sys.stderr.isatty():
         columns = shutil.get_terminal_size().columns - 1
-        shown = "".join(c if c.isprintable() else "�" for c in text)[:columns]
+        shown = printable(text)[:columns]
         print(f"\r{shown:<{columns}}", end="", file=sys.stderr, flush=True)

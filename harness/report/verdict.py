@@ -1,8 +1,7 @@
-"""How a report opens: the verdict in one sentence, the figure that shows it, and its table."""
+"""How a report opens: the answer in a sentence, the figure that shows it, and its table."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,98 +15,210 @@ from harness.report.comparisons import (
     IDENTICAL,
     POWER,
     UNDECIDED,
+    UNTESTED,
     VERDICTS,
     WITHIN,
     Margin,
-    is_told_apart,
+    effects,
+    has_share,
+    is_significant,
     pairs_needed,
 )
-from harness.report.design import Design
 from harness.report.pages import Block, Table
-from harness.report.scores import TRAINED, Report, Score, summaries
-from harness.report.statistics import LEVEL, caution, student
+from harness.report.scores import (
+    ACTING,
+    EVALUATED,
+    FEWEST_EVALUATIONS,
+    LAST_TENTH_OF_ACTING,
+    NEWEST,
+    NEWEST_SAMPLED,
+    TRAINED,
+    Report,
+    Score,
+    summaries,
+)
+from harness.report.statistics import LEVEL, student
 from harness.report.text import NONE, joined, number, signed, with_interval
 
-SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "=", "≈▲", "▲", "?"), strict=True))
+SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "=", "≈▲", "▲", "?", ""), strict=True))
+COLLAPSED = "collapsed"
+MOST_EFFECTS = 6  # in one sentence
+HEADS = {  # of the scores, as columns of a table
+    NEWEST: "newest weights",
+    NEWEST_SAMPLED: "sampled",
+    EVALUATED: "last policy",
+    TRAINED: "last 100 episodes",
+    ACTING: "acting weights",
+    LAST_TENTH_OF_ACTING: "acting weights, last tenth",
+}
+MIXES = (
+    "It mixes what was learned with how old the acting weights are and how random the policy "
+    "still is, so a lower score need not mean that less was learned."
+)
+DEFINITIONS = {
+    NEWEST: "Newest weights: the learner's newest weights are evaluated while it trains, with "
+    "greedy actions. The score is the mean over training: an evaluation counts for the frames "
+    "since the one before it.",
+    NEWEST_SAMPLED: "Sampled: the same, with actions drawn from the policy.",
+    EVALUATED: "Last policy: the evaluation at the end of a run.",
+    COLLAPSED: "Collapsed: runs whose last policy has lost more than half of what the run had "
+    "learned. Its return is nearer to the start, the median of the first evaluations of all runs "
+    "of the task, than to the best evaluation of the run. A run that gained less than a fifth of "
+    "the largest gain has learned too little to count.",
+    ACTING: "Acting weights: the return of the weights that act while training, as a mean over "
+    f"all frames. {MIXES}",
+}
+MIXTURE = (
+    "What the differences in the return of the acting weights consist of. Learning is the "
+    "difference of the newest weights, greedy. Randomness is what drawing the actions adds to it "
+    "(sampled less greedy). Age is the rest: the weights that act are older than the newest."
+)
+ORDERS = {True: "higher", False: "lower"}
 
 
 def open_with(report: Report, cells: pd.DataFrame) -> Iterator[Block | None]:
     """The blocks of the first section, about the primary score of each task."""
-    scores, design = report.primary, report.design
+    scores = report.primary
     yield sentence(report)
-    if left_out := [*_unscored(scores), *report.plan.notes]:
-        yield left_out
+    yield warnings(report) or None
     if not any(score.scored for score in scores):
         return
-    if design is None:
+    yield from _figure(report, cells)
+    for score in scores:
+        if len(scores) > 1:
+            yield f"{score.task}:"
+        yield overview(report, score)
+    yield _key(report)
+    yield from _interactions(report)
+    if notes := [*_opposite(report), *_seeds_needed(report), *_unused(report)]:
+        yield notes
+    for score in scores:
+        yield from _mixture(report, score)
+    yield from _delays(report)
+
+
+def brief(report: Report) -> list[Block]:
+    """The verdict for a terminal."""
+    tables = [
+        overview(report, score, small=True) for score in report.primary if len(score.comparisons)
+    ]
+    findings = [text for score in report.primary for text in score.interactions.get("finding", ())]
+    blocks: list[Block] = [sentence(report), warnings(report), *tables, findings]
+    return [block for block in blocks if block]
+
+
+def _figure(report: Report, cells: pd.DataFrame) -> Iterator[Block | None]:
+    words = _words(report.primary)
+    if not any(len(score.comparisons) for score in report.primary):
+        for place, task in enumerate(report.plan.tasks, 1):
+            suffix = f"-{place}" if len(report.plan.tasks) > 1 else ""
+            yield figures.learning(report, task, "frames", suffix)
+    elif report.design is None:
         yield drawing.draw(
             lambda: figures.scores(report),
             "scores",
-            f"{_metrics(scores)}: a dot for each seed; below them the mean and its 95 % interval.",
+            f"{words.capitalize()}: a dot for each seed; below them the mean and its 95 % "
+            "interval.",
         )
     else:
-        has_band = any(score.baseline for score in scores)
+        has_band = any(score.baseline for score in report.primary)
         band = " The grey band is the margin about the baseline." if has_band else ""
         yield drawing.draw(
             lambda: figures.response(report, cells),
             "response",
-            f"{_metrics(scores)}: means over seeds with Student's 95 % intervals.{band}",
+            f"{words.capitalize()}: means over seeds with Student's 95 % intervals.{band}",
         )
-        yield from _tables(design, cells)
-    yield from _definition(scores)
-    yield from _interactions(scores)
-    yield [*_verdicts(report), *_opposite(report), *_seeds_needed(report), *_unused(report)]
-    yield from _delays(report)
-    yield from _cautions(scores)
+
+
+# -- the first sentence
 
 
 def sentence(report: Report) -> str:
-    """What the comparisons of all tasks show."""
+    """The answer: of the interaction that was asked for, or of all comparisons."""
+    answer = _answer(report)
+    if not report.plan.damaged:
+        return answer
+    reasons = [f"{name} ({reason})" for name, reason in report.plan.damaged.items()]
+    are = plural(len(reasons), "is", "are")
+    return f"Without {joined(reasons)}, which {are} damaged: {answer}"
+
+
+def _answer(report: Report) -> str:
     scores = report.primary
     compared = [score for score in scores if len(score.comparisons)]
     if not any(score.scored for score in scores):
         return _without_scores(report)
+    if any(len(score.interactions) for score in scores):
+        return " ".join(map(_interaction, filter(lambda s: len(s.interactions), scores)))
     if not compared:
-        return _without_comparisons(scores)
+        return _without_comparisons(report)
     comparisons = pd.concat([score.comparisons for score in compared])
+    by = f"By the {_words(scores)}, "
     if len(comparisons) == 1:
-        return f"By {_metrics(scores)}: {comparisons['finding'].iloc[0]}"
+        (row,) = comparisons.itertuples()
+        finding = row.finding[:1].lower() + row.finding[1:] if row.verdict == UNDECIDED else ""
+        return f"{by}{finding or row.finding}{_at_the_end(report, compared[0], row)}"
     against = joined(dict.fromkeys(score.against for score in compared))
     text = (
-        f"By {_metrics(scores)}, of {count(len(comparisons), 'setting')} compared with {against}, "
+        f"{by}of {count(len(comparisons), 'setting')} compared with {against}, "
         f"{joined(_counts(comparisons, report.margin))}"
     )
-    if not any(map(is_told_apart, comparisons.itertuples())):
+    if not any(map(is_significant, comparisons.itertuples())):
         return f"{text}."
-    return f"{text}; the largest difference is {_largest_difference(report)}."
+    return f"{text}; {_largest_difference(report)}"
+
+
+def _interaction(score: Score) -> str:
+    """Whether one option changes the effect of another, and where the effect is larger."""
+    rows, what = list(score.interactions.itertuples()), f"the {score.words}"
+    sure = [row for row in rows if is_significant(row)]
+    if len(rows) > 1 and not sure:
+        return (
+            f"No difference found between the effects on {what}: none of "
+            f"{count(len(rows), 'interaction')} is significant."
+        )
+    largest = max(sure or rows, key=lambda row: abs(row.difference))
+    alike = [row for row in rows if (row.change, row.rest) == (largest.change, largest.rest)]
+    text = effects(alike if len(alike) <= MOST_EFFECTS else [largest], what)
+    if len(alike) == len(rows) <= MOST_EFFECTS:
+        return text
+    return f"{text} Of {count(len(rows), 'interaction')} {len(sure)} are significant."
 
 
 def _without_scores(report: Report) -> str:
     runs = report.plan.runs
     if ((runs["state"] == "done") & (runs["task"] != "")).any():
-        metrics = _metrics(report.primary)
+        metrics = joined(dict.fromkeys(score.metric for score in report.primary))
         return f"No finished run has a score ({metrics}): there is nothing to compare."
     return "No run has finished, so there is nothing to compare. See Failures and damage, below."
 
 
-def _without_comparisons(scores: Sequence[Score]) -> str:
+def _without_comparisons(report: Report) -> str:
     """The score of each task, if it has one setting."""
-    if any(len(score.scored) > 1 for score in scores):
+    if any(len(score.scored) > 1 for score in report.primary):
         return "There is nothing to compare: no setting shares a finished seed with another."
     means = []
-    for score in scores:
+    for score in report.primary:
         for setting in score.scored:
             mean = student(score.of(setting))
             value = with_interval(mean.value, mean.low, mean.high)
-            means.append(f"{value} on {score.task} ({count(mean.seeds, 'seed')})")
-    return f"The {_metrics(scores)} is {joined(means)}; there is nothing to compare it with."
+            text = f"{value} on {score.task} ({count(mean.seeds, 'seed')})"
+            final = report.final(score.task)
+            if final is not score and setting in final.scored:
+                text += f", and at the end {number(final.of(setting).mean())} ({final.words})"
+            means.append(text)
+    score = report.primary[0]
+    over = "" if score is report.final(score.task) else ", as a mean over training,"
+    return f"The {_words(report.primary)}{over} is {joined(means)}."
 
 
 def _counts(comparisons: pd.DataFrame, margin: Margin) -> Iterator[str]:
     """How many settings have which verdict."""
     verdicts = Counter(comparisons["verdict"])
-    equal, same, undecided = (verdicts[v] for v in (EQUIVALENT, IDENTICAL, UNDECIDED))
-    if differ := verdicts.total() - equal - same - undecided:
+    equal, same, undecided, untested = (
+        verdicts[v] for v in (EQUIVALENT, IDENTICAL, UNDECIDED, UNTESTED)
+    )
+    if differ := verdicts.total() - equal - same - undecided - untested:
         small = sum(n for verdict, n in verdicts.items() if verdict.endswith(WITHIN))
         inside = f" ({small} by less than the margin)" if small else ""
         yield f"{differ} {plural(differ, 'differs', 'differ')}{inside}"
@@ -116,47 +227,90 @@ def _counts(comparisons: pd.DataFrame, margin: Margin) -> Iterator[str]:
     if same:
         yield f"{same} {plural(same, 'is', 'are')} identical to it in every pair"
     if undecided:
-        yield f"{undecided} cannot be told from it"
+        yield f"no difference is found for {undecided}"
+    if untested:
+        yield f"{untested} {plural(untested, 'has', 'have')} too few seeds to test"
 
 
 def _largest_difference(report: Report) -> str:
-    """Of those that are told apart, as shares of the baseline's mean."""
+    """The one of those that are significant, and what the last policies say of it."""
     sure = [
-        (score, comparison, _relative(score, comparison))
+        (score, row)
         for score in report.primary
-        for comparison in score.comparisons.itertuples()
-        if is_told_apart(comparison)
+        for row in score.comparisons.itertuples()
+        if is_significant(row)
     ]
-    score, largest, share = max(sure, key=lambda each: abs(each[2]))
-    size = f" ({100 * share:+.0f} %)" if math.isfinite(share) else ""
+    score, row = max(sure, key=lambda each: _size(*each))
     where = f" on {score.task}" if len(report.primary) > 1 else ""
-    name = _name(report.design, score, largest.setting)
-    return f"{number(largest.difference)}{size}: {name}{where}"
+    name = name_of(report, score, row.setting)
+    before, after = (score.of(setting).mean() for setting in (row.baseline, row.setting))
+    size = number(row.difference) if row.difference < 0 else f"+{number(row.difference)}"
+    if has_share(score.scores) and before > 0:
+        size += f", {100 * row.difference / before:+.0f} %"
+    return (
+        f"the largest change is {name}{where}, from {number(before)} to {number(after)} ({size})."
+        f"{_at_the_end(report, score, row)}"
+    )
 
 
-def _relative(score: Score, comparison: Any) -> float:
-    """The difference as a share of the baseline's mean."""
-    scores = score.of(comparison.baseline)
-    mean = abs(float(scores.mean())) if len(scores) else 0.0
-    return comparison.difference / mean if mean else math.nan
+def _size(score: Score, row: Any) -> float:
+    """Of a difference, as a share of the range of its task's scores."""
+    values = score.scores.to_numpy(float)
+    values = values[~pd.isna(values)]
+    return abs(row.difference) / float(values.max() - values.min() or 1.0)
 
 
-def _name(design: Design | None, score: Score, setting: str) -> str:
+def _at_the_end(report: Report, score: Score, row: Any) -> str:
+    """What the last policies of a setting and its baseline score, and how many runs collapsed."""
+    final, texts = report.final(score.task), []
+    if final is not score and {row.setting, row.baseline} <= {*final.scored}:
+        after, before = (number(final.of(name).mean()) for name in (row.setting, row.baseline))
+        texts.append(f"its {HEADS.get(final.metric, final.metric)}: {after} against {before}")
+    if collapsed := report.num_collapsed(score.task, row.setting):
+        of_baseline = report.num_collapsed(score.task, row.baseline)
+        texts.append(f"collapsed runs: {_share(collapsed)} against {_share(of_baseline)}")
+    text = "; ".join(texts)
+    return f" {text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _share(collapsed: tuple[int, int] | None) -> str:
+    return NONE if collapsed is None else "{} of {}".format(*collapsed)
+
+
+def name_of(report: Report, score: Score, setting: str) -> str:
     """What the figure calls a setting."""
+    design = report.design
     if design is None:
         return setting
     place = design.places.loc[(score.task, setting)]
-    return " · ".join(filter(None, (place.line, f"{' + '.join(design.x)}={place.x}")))
+    panel = place.panel if len(design.panels) > 1 and design.facet != ("env.id",) else ""
+    return " · ".join(filter(None, (panel, place.line, f"{' + '.join(design.x)}={place.x}")))
 
 
-def _definition(scores: Sequence[Score]) -> Iterator[Block]:
-    """What the score is, where its name does not say it."""
-    if any(score.metric.startswith(f"mean {TRAINED}") for score in scores):
+# -- what qualifies it
+
+
+def warnings(report: Report) -> list[str]:
+    """What a reader must know before the numbers."""
+    return [*_unmeasured(report), *_unscored(report.primary), *report.plan.notes]
+
+
+def _unmeasured(report: Report) -> Iterator[str]:
+    """Which scores are those of the acting weights, because nothing else was measured."""
+    for score in report.primary:
+        if score.metric not in (ACTING, LAST_TENTH_OF_ACTING) or not score.scored:
+            continue
+        if report.score(score.task, NEWEST) is not None:  # it was asked for
+            yield f"The score is the {score.words}. {MIXES}"
+            continue
+        runs = report.plan.counted(score.task)
+        few = report.not_evaluated[score.task]
+        which = "no run" if len(few) == len(runs) else f"{len(few)} of {count(len(runs), 'run')}"
+        were = "was" if which == "no run" else "were not"
+        where = f"{score.task}: " if len(report.primary) > 1 else ""
         yield (
-            f"Mean {TRAINED} is the mean return over the frames of a run, from its first to its "
-            "last. A frame counts with the mean return of the episodes that ended in its record "
-            "or, where none did, in the next record with ended episodes. Frames after the last "
-            "such record count with its value."
+            f"{where}Only the return of the acting weights was measured: {which} {were} evaluated "
+            f"{FEWEST_EVALUATIONS} times or more while training. {MIXES}"
         )
 
 
@@ -166,6 +320,113 @@ def _unscored(scores: Sequence[Score]) -> Iterator[str]:
         if score.unscored:
             are = plural(len(score.unscored), "is", "are")
             yield f"Left out: {joined(score.unscored)} {are} finished, but {score.lacking}"
+
+
+def _words(scores: Sequence[Score]) -> str:
+    return joined(dict.fromkeys(score.words for score in scores))
+
+
+# -- the table
+
+
+def columns_of(report: Report, task: str) -> list[Score]:
+    """The scores of a task that stand beside each other, that of the verdict first."""
+    scores = [score for score in report.scores if score.task == task]
+    order = [NEWEST, NEWEST_SAMPLED, report.final(task).metric, ACTING, LAST_TENTH_OF_ACTING]
+    return sorted(scores, key=lambda score: (not score.is_primary, order.index(score.metric)))
+
+
+def overview(report: Report, primary: Score, *, small: bool = False) -> Table:
+    """A row for each setting: the verdict, and all scores.
+
+    small: without the scores that only explain the others.
+    """
+    task = primary.task
+    scores = columns_of(report, task)
+    if small:
+        scores = [s for s in scores if s.is_primary or s is report.final(task)]
+    has_collapsed = any(report.num_collapsed(task, s) for s in primary.scores.index)
+    after = next((n for n, s in enumerate(scores, 1) if s is report.final(task)), len(scores))
+    heads = [HEADS.get(score.metric, score.metric) for score in scores]
+    if has_collapsed:
+        heads.insert(after, COLLAPSED)
+    compared = primary.comparisons.set_index("setting")
+    baselines = {*compared["baseline"]}
+    rows = []
+    for setting in _in_order(report, primary):
+        verdict, difference = ("baseline" if setting in baselines else NONE), NONE
+        if setting in compared.index:
+            row = compared.loc[setting]
+            verdict = row["verdict"]
+            difference = with_interval(row["difference"], row["low"], row["high"])
+        cells = [_cell(score, setting) for score in scores]
+        if has_collapsed:
+            cells.insert(after, _share(report.num_collapsed(task, setting)))
+        seeds = str(len(primary.of(setting)))
+        rows.append([name_of(report, primary, setting), verdict, difference, *cells, seeds])
+    if not len(compared):
+        rows = [[row[0], *row[3:]] for row in rows]
+        return Table(["setting", *heads, "seeds"], rows, numbers=True)
+    return Table(["setting", "verdict", "difference", *heads, "seeds"], rows, True, texts=2)
+
+
+def _in_order(report: Report, score: Score) -> list[str]:
+    """The settings: by panel, line and place on the x axis if there is a design."""
+    settings, design = list(score.scores.index), report.design
+    if design is None:
+        return settings
+
+    def place(setting: str) -> tuple[int, int, int]:
+        at = design.places.loc[(score.task, setting)]
+        return (
+            design.panels.index(at.panel),
+            design.lines.index(at.line),
+            design.values.index(at.x),
+        )
+
+    return sorted(settings, key=place)
+
+
+def _cell(score: Score, setting: str) -> str:
+    """The mean, with its interval if it is the verdict's, and the sign of its own comparison."""
+    values = score.of(setting)
+    if not len(values):
+        return NONE
+    mean = student(values)
+    text = number(mean.value)
+    if score.is_primary:
+        return with_interval(mean.value, mean.low, mean.high)
+    verdicts = score.comparisons.set_index("setting")["verdict"]
+    return f"{text} {SIGNS.get(verdicts.get(setting, ''), '')}".strip()
+
+
+def _key(report: Report) -> list[str]:
+    """What the columns of the table mean."""
+    shown = {score.metric for task in report.plan.tasks for score in columns_of(report, task)}
+    if report.collapsed.notna().any():
+        shown.add(COLLAPSED)
+    items = [text for name, text in DEFINITIONS.items() if name in shown]
+    if any(len(score.comparisons) for score in report.primary):
+        items.append(
+            f"The verdict, the difference and the interval are of the {_words(report.primary)}. "
+            "In the other columns a sign says what the same test says of them: ▼ lower, ▲ higher, "
+            "≈ equivalent within the margin, = identical, ? no difference found. Tests are of "
+            "pairs with one seed, so whether two intervals overlap decides nothing."
+        )
+    if any(_lacks_margin(report, score) for score in report.primary):
+        items.append(
+            "There is no margin, and so no verdict of equivalence: some returns lie below zero, "
+            "where a share of the baseline's mean says nothing. Name one with --margin-points."
+        )
+    return items
+
+
+def _lacks_margin(report: Report, score: Score) -> bool:
+    has_none = report.margin.points is None and not has_share(score.scores)
+    return has_none and len(score.comparisons) > 0
+
+
+# -- notes
 
 
 def _opposite(report: Report) -> Iterator[str]:
@@ -182,30 +443,13 @@ def _opposite(report: Report) -> Iterator[str]:
                 continue
             if row.difference_x * row.difference_y < 0:
                 sure = "" if end_is_sure else ", which could be chance"
-                word = "higher" if row.difference_x > 0 else "lower"
                 yield (
-                    f"At the end of the runs the order is the opposite: by {final.metric}, "
-                    f"{row.setting} is {number(abs(row.difference_x))} {word} than "
-                    f"{row.baseline} (corrected p = {number(row.p_corrected_x, 2)}){sure}."
+                    f"At the end of the runs the order is the opposite: by the {final.words}, "
+                    f"{name_of(report, final, row.setting)} is {number(abs(row.difference_x))} "
+                    f"{ORDERS[row.difference_x > 0]} than "
+                    f"{name_of(report, final, row.baseline)} "
+                    f"(corrected p = {number(row.p_corrected_x, 2)}){sure}."
                 )
-
-
-def _delays(report: Report) -> Iterator[Block]:
-    """How much of the differences that are shown is old weights showing later what was learned."""
-    items = []
-    for score in report.primary:
-        for row in score.comparisons.itertuples():
-            if is_told_apart(row) and row.setting in score.delays:
-                name = _name(report.design, score, row.setting)
-                delay = signed(score.delays[row.setting])
-                items.append(f"{name}: {delay} of {signed(row.difference)}")
-    if items:
-        yield (
-            "The score is the return of the weights that act. Where they are older than the "
-            "baseline's, it shows later what was learned. So much of the differences is this "
-            "delay, by the baseline's curves moved by the difference in mean lag:"
-        )
-        yield items
 
 
 def _seeds_needed(report: Report) -> Iterator[str]:
@@ -219,8 +463,8 @@ def _seeds_needed(report: Report) -> Iterator[str]:
             least, most = needed[0], needed[-1]
             seeds = f"{least}" if least == most else f"{least} to {most}"
             yield (
-                f"To tell a difference of {report.margin}{task} from chance, you need about "
-                f"{seeds} seeds, judged by the variance of these pairs (power {POWER:.0%})."
+                f"To show a difference of {report.margin}{task}, you need about {seeds} seeds, "
+                f"judged by the variance of these pairs (power {POWER:.0%})."
             )
 
 
@@ -250,76 +494,60 @@ def _unused(report: Report) -> Iterator[str]:
             )
 
 
-def _interactions(scores: Sequence[Score]) -> Iterator[Block]:
-    for score in scores:
+def _interactions(report: Report) -> Iterator[Block]:
+    for score in report.primary:
         if score.interactions.empty:
             continue
         yield (
-            f"Interactions, by {score.metric}: the effect of one option at one value of the "
+            f"Interactions, by the {score.words}: the effect of one option at one value of the "
             "other against its effect at the first. Seeds are paired, the test is Student's, and "
             f"Holm's method corrects p for {count(len(score.interactions), 'test')}."
         )
         yield list(score.interactions["finding"])
+        if (final := report.final(score.task)) is not score:
+            sure = sum(map(is_significant, final.interactions.itertuples()))
+            yield f"By the {final.words}, {sure} of {len(final.interactions)} are significant."
 
 
-def _metrics(scores: Sequence[Score]) -> str:
-    return joined(dict.fromkeys(score.metric for score in scores))
-
-
-def _verdicts(report: Report) -> Iterator[str]:
-    """One item for each line of the figure, or for each verdict."""
-    for score in report.primary:
-        table = score.comparisons
-        if report.design is None:
-            task = f"{score.task}, " if len(report.primary) > 1 else ""
-            groups = dict(iter(table.groupby("verdict")["setting"]))
-            for verdict in filter(groups.__contains__, VERDICTS):
-                yield f"{task}{verdict}: {joined(groups[verdict])}"
-            continue
-        x = " + ".join(report.design.x)
-        table = table.join(report.design.places.loc[score.task], on="setting")
-        for (panel, line), inside in table.groupby(["panel", "line"], sort=False):
-            groups = dict(iter(inside.groupby("verdict")["x"]))
-            items = [f"{v} at {x} {joined(groups[v])}" for v in VERDICTS if v in groups]
-            name = " · ".join(filter(None, (panel, line)))
-            yield f"{name}: {'; '.join(items)}" if name else "; ".join(items)
-
-
-def _tables(design: Design, cells: pd.DataFrame) -> Iterator[Block]:
-    yield (
-        "Means over seeds with Student's 95 % intervals. Against the baseline: ▼ lower, ▲ higher, "
-        "≈ equivalent within the margin, = identical, ? cannot be told; none: not compared. "
-        "Tests are of pairs with one seed, so whether these intervals overlap decides nothing."
+def _mixture(report: Report, score: Score) -> Iterator[Block]:
+    """The parts of each difference in the return of the acting weights."""
+    names = (NEWEST, NEWEST_SAMPLED, ACTING)
+    scores = [report.score(score.task, name) for name in names]
+    if any(one is None or one.comparisons.empty for one in scores):
+        return
+    keys = ["setting", "baseline"]
+    greedy, sampled, acting = (
+        one.comparisons.set_index(keys)["difference"] for one in scores if one is not None
     )
-    x, hue = " + ".join(design.x), " + ".join(design.hue)
-    for panel in design.panels:
-        inside = cells[cells["panel"] == panel]
-        texts = {(cell.line, cell.x): _cell(cell) for cell in inside.itertuples()}
-        if len(design.panels) > 1:
-            yield f"{panel}:"
-        rows = [
-            [line or "all", *(texts.get((line, value), NONE) for value in design.values)]
-            for line in design.lines
-            if (inside["line"] == line).any()
-        ]
-        yield Table([hue or "line", *(f"{x}={value}" for value in design.values)], rows, True)
+    parts = {"acting weights": acting, "learning": greedy, "randomness": sampled - greedy}
+    table = pd.DataFrame({**parts, "age": acting - sampled}).dropna()
+    rows = [
+        [name_of(report, score, setting), *map(signed, row)]
+        for (setting, _), row in zip(table.index, table.to_numpy(), strict=True)
+    ]
+    if rows:
+        yield MIXTURE
+        yield Table(["setting", *table], rows, numbers=True)
 
 
-def _cell(cell: Any) -> str:
-    sign = SIGNS.get(cell.verdict, "")
-    return f"{with_interval(cell.value, cell.low, cell.high)} {sign}".strip()
+def _delays(report: Report) -> Iterator[Block]:
+    """How much of the differences that are shown is old weights showing later what was learned.
 
-
-def _cautions(scores: Sequence[Score]) -> Iterator[Block]:
-    """What a reader must know about few seeds, once for all settings that it is true of."""
-    settings: dict[str, list[str]] = {}
-    for score in scores:
-        for setting in score.scores.index:
-            settings.setdefault(caution(len(score.of(setting))), []).append(setting)
-    settings.pop("", None)
-    everywhere = sum(len(score.scores) for score in scores)
-    if settings:
-        yield [
-            text + (f" ({joined(dict.fromkeys(labels))})" if len(labels) < everywhere else "")
-            for text, labels in settings.items()
-        ]
+    An estimate, for where the newest weights were not measured.
+    """
+    items = []
+    for score in report.primary:
+        if report.score(score.task, NEWEST) is not None:
+            continue
+        for row in score.comparisons.itertuples():
+            if is_significant(row) and row.setting in score.delays:
+                name = name_of(report, score, row.setting)
+                delay = signed(score.delays[row.setting])
+                items.append(f"{name}: {delay} of {signed(row.difference)}")
+    if items:
+        yield (
+            "The score is the return of the weights that act. Where they are older than the "
+            "baseline's, it shows later what was learned. So much of the differences is this "
+            "delay, by the baseline's curves moved by the difference in mean lag:"
+        )
+        yield items

@@ -29,11 +29,12 @@ FIGURES = (*("scores", "profiles", "learning-frames", "learning-seconds", "throu
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a sweep in which everything happened at once."""
     root = tmp_path_factory.mktemp("report") / "sweep"
-    make_sweep(root, schemes={"shared_mem": 100, "hogwild": 20}, seeds=range(1, 6))
-    make_run(root / "hostile", scheme=HOSTILE, seed=1, level=50)
+    schemes = {"shared_mem": 100, "hogwild": 20}
+    make_sweep(root, schemes=schemes, seeds=range(1, 6), evaluated=True)
+    make_run(root / "hostile", scheme=HOSTILE, seed=1, level=50, evaluated=True)
     make_run(root / "failed", seed=8, state="failed", error=f"RuntimeError: {HOSTILE}")
     make_run(root / "interrupted", seed=9, state="interrupted", host="a-private-host")
-    cut = make_run(root / "cut", seed=10)
+    cut = make_run(root / "cut", seed=10, evaluated=True)
     with (cut / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 21')
     (cut / "summary.json").unlink()

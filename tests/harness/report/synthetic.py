@@ -16,11 +16,18 @@ from harness.measures import PHASES
 HOSTILE = '<script>alert("x")</script> $\\frac{ | `a` [b](http://evil.example) \x07 ${oc.env:HOME}'
 
 
-def make_sweep(root: Path, *, seeds: range = range(1, 4), schemes: dict[str, float]) -> Path:
+def make_sweep(
+    root: Path,
+    *,
+    seeds: range = range(1, 4),
+    schemes: dict[str, float],
+    evaluated: bool = False,
+) -> Path:
     """A sweep with runs of each scheme, whose returns lie about the value given for it."""
     for scheme, level in schemes.items():
         for seed in seeds:
-            make_run(root / f"sync={scheme},seed={seed}", scheme=scheme, seed=seed, level=level)
+            place, named = root / f"sync={scheme},seed={seed}", {"scheme": scheme, "seed": seed}
+            make_run(place, level=level, evaluated=evaluated, **named)
     return root
 
 
@@ -34,11 +41,16 @@ def make_run(
     frames: int = 2000,
     state: str = "done",
     error: str | None = None,
+    evaluated: bool = False,
     pid: int | None = None,
     host: str | None = None,
     **options: Any,
 ) -> Path:
-    """One run whose return climbs to about `level`; `options` go into its config."""
+    """One run whose return climbs to about `level`; `options` go into its config.
+
+    evaluated: ten times while training, too. The newest weights score a tenth more than those that
+    act, and a twentieth less where they sample.
+    """
     rng = np.random.default_rng([seed, int(level)])
     directory.mkdir(parents=True)
     config = {
@@ -53,6 +65,11 @@ def make_run(
     }
     (directory / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     records = [_record(step, frames, level, rng) for step in range(100, frames + 1, 100)]
+    if evaluated:
+        evaluations = np.random.default_rng([seed, int(level), 1])
+        for record in records[1::2]:
+            greedy = 1.1 * level * record["step"] / frames + float(evaluations.normal())
+            record |= {"eval/return": greedy, "eval/return_sampled": 0.95 * greedy}
     lines = [json.dumps(record) + "\n" for record in records]
     (directory / "metrics.jsonl").write_text("".join(lines))
     final = level + float(rng.normal())

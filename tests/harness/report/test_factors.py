@@ -13,7 +13,7 @@ from harness.report import figures, main
 from harness.report.design import Design, make_design
 from harness.report.figures import positions
 from harness.report.runs import read_runs
-from harness.report.scores import WANTED, Report, analyse, respond
+from harness.report.scores import ACTING, WANTED, Report, analyse, respond
 from harness.report.settings import arrange
 from tests.harness.report.synthetic import make_run
 from tests.harness.report.test_scores import report
@@ -79,7 +79,7 @@ def test_every_setting_is_in_its_place_with_the_mean_over_its_seeds(sweep):
     report, cells = study(sweep, hue="algo.objective")
     assert len(cells) == 9
     cell = cells.loc["behaviour", "16"]
-    scores = report.throughout(cell.task).of(cell.setting)
+    scores = report.score(cell.task, ACTING).of(cell.setting)
     assert cell.value == pytest.approx(scores.sum() / 4)
     assert cell.low < cell.value < cell.high
 
@@ -179,14 +179,14 @@ def test_the_report_opens_with_the_verdict_its_figure_and_its_table(sweep, tmp_p
     text = (out / "report.md").read_text()
     opening = text.split("## ")[1].splitlines()
     assert opening[0] == "Verdict"
-    assert opening[2].startswith("By mean episode/return, of 6 settings compared with the setting")
+    assert opening[2].startswith("By the return of the acting weights, of 6 settings compared with")
     assert "3 differ" in opening[2]
     assert "behaviour · sync.lag=16" in opening[2]
-    assert opening[4] == "![response](figures/response.png)"
+    assert opening[4].startswith("- Only the return of the acting weights was measured: no run was")
+    assert opening[6] == "![response](figures/response.png)"
     assert text.count("seeds: intervals by bootstrap (not Student's) are likely too narrow") == 1
-    assert (
-        "- behaviour: lower at sync.lag 16; lower by less than the margin at sync.lag 1\n" in text
-    )
+    assert "\n| behaviour · sync.lag=1 | lower by less than the margin | -2." in text
+    assert "\n| behaviour · sync.lag=16 | lower | -4" in text
     with (out / "data" / "response.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 9

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from harness.report.comparisons import is_told_apart
+from harness.report.comparisons import is_significant
 from harness.report.runs import read_runs
 from harness.report.scores import PER_1000, WANTED, Report, Score, analyse, known_target
 from harness.report.settings import arrange
@@ -111,7 +111,7 @@ def test_curves_end_with_the_shortest_run_of_a_setting(tmp_path):
     assert shown.diff().max() == pytest.approx(20)  # of a grid up to 2000
 
 
-def test_who_learned_sooner_is_told_apart_where_the_final_scores_are_equal(tmp_path):
+def test_who_learned_sooner_is_significant_where_the_final_scores_are_equal(tmp_path):
     make_sweep(tmp_path, schemes={"early": 100, "late": 50}, seeds=range(6))
     for place in tmp_path.iterdir():
         change(place, **{"eval/return": 500.0})
@@ -123,7 +123,7 @@ def test_who_learned_sooner_is_told_apart_where_the_final_scores_are_equal(tmp_p
     assert sooner.estimates["early", "mean"].value == pytest.approx(52.5, abs=1)
     (comparison,) = sooner.comparisons.itertuples()
     assert comparison.difference == pytest.approx(26.25, abs=2)
-    assert is_told_apart(comparison)
+    assert is_significant(comparison)
 
 
 def test_curves_take_evaluations_where_there_are_some_on_the_way(tmp_path):
@@ -142,8 +142,8 @@ def test_every_setting_is_compared_with_the_baseline_by_seed(tmp_path):
     high, low = found.comparisons.itertuples()
     assert (high.setting, low.setting) == ("high", "low")
     assert high.difference == pytest.approx(50, abs=3)
-    assert is_told_apart(high)
-    assert is_told_apart(low)
+    assert is_significant(high)
+    assert is_significant(low)
     assert (high.p_better, low.p_better) == (1, 0)
 
 
@@ -228,8 +228,8 @@ def test_every_finished_run_is_scored_or_named_with_the_reason(tmp_path):
     returns(tmp_path / "3", 2000, (500, None))
     (sentence, left_out, *_) = opening(report(tmp_path))
     assert "(2 seeds)" in sentence
-    assert len(left_out) == 1
-    assert left_out[0].endswith("/3 is finished, but no episode ended")
+    assert len(left_out) == 2  # the other says that only the acting weights were measured
+    assert left_out[1].endswith("/3 is finished, but no episode ended")
 
 
 def test_a_run_without_evaluation_does_not_change_the_score_that_was_asked_for(tmp_path):
@@ -239,7 +239,7 @@ def test_a_run_without_evaluation_does_not_change_the_score_that_was_asked_for(t
     assert found.scores[0].metric == "eval/return"
     assert found.scores[0].scores.notna().sum(axis=1).tolist() == [4, 5]
     sentence, left_out, *_ = opening(found)
-    assert sentence.startswith("By eval/return: b scores ")
+    assert sentence.startswith("By the return of the last policy, b scores ")
     assert left_out[0].endswith(
         "sync=a,seed=3 is finished, but no finite eval/return in summary.json"
     )
@@ -249,10 +249,9 @@ def test_a_verdict_that_the_final_evaluation_contradicts_says_so(tmp_path):
     make_sweep(tmp_path, schemes={"a": 100, "b": 50}, seeds=range(6))
     for seed in range(6):
         change(tmp_path / f"sync=b,seed={seed}", **{"eval/return": 200.0 + seed})
-    *_, items, _ = opening(report(tmp_path))
-    assert items[0] == "lower: b"
-    assert items[1].startswith(
-        "At the end of the runs the order is the opposite: by eval/return, b"
+    *_, items = opening(report(tmp_path))
+    assert items[0].startswith(
+        "At the end of the runs the order is the opposite: by the return of the last policy, b"
     )
 
 
@@ -273,7 +272,7 @@ def test_a_curve_that_is_only_later_has_lost_nothing_but_the_delay(tmp_path):
     # By frames, the baseline's 10, 20, 30 for 200, 200, 600 frames: its mean is 24.
     assert training.delays["lag2"] == pytest.approx((4 * 10 + 2 * 20 + 4 * 30) / 10 - 24)
     assert training.delays["lag4"] == pytest.approx((6 * 10 + 2 * 20 + 2 * 30) / 10 - 24)
-    *_, said, items, _ = opening(found)
+    *_, said, items = opening(found)
     assert said.startswith("The score is the return of the weights that act.")
     assert items == ["lag2: -4 of -7.98", "lag4: -8 of -17.96"]
 
@@ -283,7 +282,7 @@ def test_frames_that_were_not_learned_from_are_in_the_verdict(tmp_path):
     for name, dropped in (("much", 900), ("little", 50), ("none", 0)):
         directory = make_run(tmp_path / name, scheme=name)
         change(directory, **counts, **{"policy/dropped": dropped})
-    *_, items, _ = opening(report(tmp_path))
+    *_, items = opening(report(tmp_path))
     assert items[-2:] == [
         "Warning: much did not learn from 900 (90%) of the frames of a run; its runs made 6 "
         "updates.",
@@ -307,7 +306,7 @@ def test_an_interaction_is_a_difference_of_differences(tmp_path):
     scores = {label: found.of(label) for label in LABELS}
     contrasts = scores[LABELS[0]] - scores[LABELS[1]] - scores[LABELS[2]] + scores[LABELS[3]]
     assert interaction.p == pytest.approx(stats.ttest_1samp(contrasts, 0).pvalue)
-    assert "these effects differ" in interaction.finding
+    assert "more with clip=0.3 (p = " in interaction.finding
     with pytest.raises(ValueError, match="--interaction names 'clp'; did you mean clip"):
         report(tmp_path, interaction="lag*clp")
 
@@ -320,8 +319,8 @@ def test_an_interaction_that_seeds_cannot_tell_says_how_many_would(tmp_path):
             make_run(place, seed=seed, clip=clip, lag=lag)
             change(place, **{"eval/return": 100.0 + 10 * next(noise)})
     (finding,) = final(tmp_path, score="evaluation", interaction="lag*clip").interactions["finding"]
-    assert "these effects cannot be told apart" in finding
-    assert "To tell a difference of 10" in finding  # a tenth of the baseline's mean
+    assert "no difference found between clip=0.3 and clip=0.1 (p = " in finding
+    assert "To show a difference of 10" in finding  # a tenth of the baseline's mean
     assert finding.endswith(" seeds.")
 
 
@@ -344,6 +343,103 @@ def test_an_evaluation_that_shows_what_training_cannot_tell_is_in_the_verdict(tm
             (directory / "metrics.jsonl").write_text(f"{returns_of}\n")
             evaluated = 100.0 + seed + (50.0 if scheme == "b" else seed % 2)
             change(directory, **{"eval/return": evaluated})
-    *_, items, _ = opening(report(tmp_path))
-    assert items[0] == "cannot be told: b"
-    assert items[1].startswith("At the end of the runs the order is the opposite: by eval/return")
+    found = report(tmp_path)
+    *_, items = opening(found)
+    assert list(found.primary[0].comparisons["verdict"]) == ["no difference found"]
+    assert items[0].startswith("At the end of the runs the order is the opposite: by the return of")
+
+
+def evaluate(directory: Path, frames: int, *evaluations: float, seed: int = 1, **options) -> Path:
+    """A run whose newest weights score so much at equal gaps, and a tenth less sampled."""
+    make_run(directory, seed=seed, frames=frames, **options)
+    with (directory / "metrics.jsonl").open("a") as stream:
+        for place, value in enumerate(evaluations, 1):
+            record = {"step": frames * place // len(evaluations), "eval/return": value}
+            stream.write(json.dumps(record | {"eval/return_sampled": 0.9 * value}) + "\n")
+    change(directory, **{"eval/return": evaluations[-1]})
+    return directory
+
+
+def test_the_newest_weights_decide_the_verdict_where_every_run_was_evaluated(tmp_path):
+    for seed in range(4):
+        for name, level, rise in (("a", 100.0, 10.0), ("b", 50.0, 20.0)):
+            values = [rise * n + seed for n in range(1, 6)]
+            place = tmp_path / f"{name}{seed}"
+            evaluate(place, 1000, *values, seed=seed, scheme=name, level=level)
+    found = report(tmp_path, baseline="a")
+    assert [score.metric for score in found.scores] == [
+        *("eval/return", "mean eval/return", "mean eval/return_sampled", "mean episode/return")
+    ]
+    (primary,) = found.primary
+    assert primary.metric == "mean eval/return"
+    assert by_seed(primary, "b") == {seed: pytest.approx(60 + seed) for seed in range(4)}
+    assert by_seed(found.scores[2], "b")[1] == pytest.approx(0.9 * 61)
+    assert list(primary.comparisons["verdict"]) != ["lower"]
+    assert list(found.scores[3].comparisons["verdict"]) == ["lower"]  # of the acting weights
+    assert report(tmp_path, score="acting").primary[0].metric == "mean episode/return"
+    assert set(found.curves["metric"]) == {"eval/return"}
+
+
+def test_an_evaluation_counts_for_the_frames_since_the_one_before_it(tmp_path):
+    directory = evaluate(tmp_path / "run", 1000, 1.0, 1.0, 1.0, 1.0, 1.0)
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    steps = iter((100, 150, 200, 300, 1000))
+    for line in lines:
+        if "eval/return" in line:
+            line["step"] = next(steps)
+            line["eval/return"] = 10.0 if line["step"] == 1000 else 1.0
+    (directory / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (primary,) = report(tmp_path).primary
+    assert by_seed(primary) == {1: pytest.approx(0.3 * 1 + 0.7 * 10)}
+
+
+def test_without_evaluations_of_every_run_the_verdict_says_what_alone_was_measured(tmp_path):
+    evaluate(tmp_path / "1", 1000, *range(5), seed=1)
+    evaluate(tmp_path / "2", 1000, *range(4), seed=2)
+    found = report(tmp_path)
+    assert found.primary[0].metric == "mean episode/return"
+    _, (warning,), *_ = opening(found)
+    assert warning.startswith(
+        "Only the return of the acting weights was measured: 1 of 2 runs were not evaluated"
+    )
+    assert "how old the acting weights are and how random the policy" in warning
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "has_collapsed"),
+    [
+        ((0, 40, 80, 100, 100), False),
+        ((0, 80, 100, 80, 51), False),
+        ((0, 80, 100, 80, 49), True),
+        ((90, 100, 40, 10, 10), True),  # it was good from the first evaluation
+        ((0, 5, 18, 5, 0), False),  # it has learned too little to lose it
+        ((0, 5, 22, 5, 0), True),
+        ((-30, -40, -50, -60, -90), False),  # it has never learned
+    ],
+)
+def test_a_run_has_collapsed_if_its_last_policy_lost_half_of_what_was_learned(
+    tmp_path, evaluations, has_collapsed
+):
+    evaluate(tmp_path / "run", 1000, *map(float, evaluations), seed=1, scheme="this")
+    for seed in (1, 2, 3):  # they start at 0, and gain 100
+        evaluate(tmp_path / str(seed), 1000, 0, 20, 40, 60, 100, seed=seed, scheme="usual")
+    found = report(tmp_path)
+    assert found.num_collapsed("ppo on CartPole-v1", "this") == (int(has_collapsed), 1)
+    assert found.num_collapsed("ppo on CartPole-v1", "usual") == (0, 3)
+
+
+def test_the_difference_of_the_acting_weights_is_the_sum_of_its_parts(tmp_path):
+    for seed in range(4):
+        for name, level in (("a", 100.0), ("b", 50.0)):
+            values = [level / 10 * n + seed * len(name) for n in range(1, 6)]
+            place = tmp_path / f"{name}{seed}"
+            evaluate(place, 1000, *values, seed=seed, scheme=name, level=level)
+    found = report(tmp_path, baseline="a")
+    *_, about, table = opening(found)
+    assert about.startswith("What the differences in the return of the acting weights consist of")
+    assert table.columns == ["setting", "acting weights", "learning", "randomness", "age"]
+    (row,) = table.rows
+    acting, learning, randomness, age = map(float, row[1:])
+    assert learning == pytest.approx(-15)
+    assert randomness == pytest.approx(1.5)
+    assert acting == pytest.approx(learning + randomness + age, abs=0.01)

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from harness.report.comparisons import Margin, compare_pairs, is_told_apart, pairs_needed
+from harness.report.comparisons import Margin, compare_pairs, is_significant, pairs_needed
 from harness.report.statistics import (
     band,
     caution,
@@ -170,17 +170,17 @@ def test_every_strategy_meets_the_baseline_and_the_findings_are_sentences():
     found = {c.setting: c for c in against(scores, "base")}
     assert "base" not in found
     assert "scores 50.02 higher than base" in found["better"].finding
-    assert "cannot tell noise and base apart" in found["noise"].finding
+    assert "No difference found between noise and base" in found["noise"].finding
     assert "the same in all 5 pairs" in found["same"].finding
     assert found["same"].verdict == "identical"
-    assert "one pair cannot tell" in found["lonely"].finding
+    assert "one pair cannot show a difference" in found["lonely"].finding
     assert "share no seed" in found["elsewhere"].finding
-    assert [name for name, c in found.items() if is_told_apart(c)] == ["better"]
+    assert [name for name, c in found.items() if is_significant(c)] == ["better"]
 
 
 def test_a_difference_without_any_spread_is_said_and_not_tested():
     (found,) = against({"a": {1: 1.0, 2: 2.0}, "b": {1: 2.0, 2: 3.0}}, "b")
-    assert not is_told_apart(found)
+    assert not is_significant(found)
     assert "no spread" in found.finding
 
 
@@ -200,7 +200,7 @@ def test_an_equivalence_test_worked_by_hand():
     assert math.isnan(equivalence_test(left, right, 0.0))
 
 
-def test_settings_are_different_equivalent_or_cannot_be_told():
+def test_settings_are_different_or_equivalent_or_no_difference_is_found():
     rng = np.random.default_rng(0)
     shifts = {"base": 0, "same": 0.1, "a little lower": -5, "lower": -30, "higher": 40}
     scores = {
@@ -213,7 +213,7 @@ def test_settings_are_different_equivalent_or_cannot_be_told():
         "a little lower": "lower by less than the margin",
         "lower": "lower",
         "higher": "higher",
-        "noise": "cannot be told",
+        "noise": "no difference found",
     }
 
 
@@ -225,6 +225,13 @@ def test_a_margin_is_a_share_of_the_baselines_mean_or_points_of_the_score():
     assert math.isnan(found.p_equivalent)  # a share of 0 is no margin
     (found,) = compare(scores, ("a", "b"), margin=Margin(points=100.0))
     assert found.p_equivalent_corrected < 0.05
+
+
+def test_a_share_of_scores_below_zero_is_no_margin():
+    scores = {"a": {1: -51.0, 2: -50.0, 3: -49.0}, "b": {1: -50.0, 2: -50.2, 3: -49.9}}
+    (found,) = compare(scores, ("a", "b"))
+    assert math.isnan(found.margin)
+    assert math.isnan(found.p_equivalent)
 
 
 def test_settings_that_differ_by_the_margin_are_rarely_called_equivalent():
@@ -243,7 +250,7 @@ def test_a_family_of_comparisons_without_differences_is_rarely_told_apart():
         scores = {
             str(name): dict(enumerate(rng.normal(size=5))) for name in range(8)
         }  # nothing differs
-        wrong += any(map(is_told_apart, against(scores, "0")))
+        wrong += any(map(is_significant, against(scores, "0")))
     assert wrong / 300 < 0.08
 
 
