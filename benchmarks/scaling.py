@@ -4,10 +4,9 @@
     .venv/bin/python benchmarks/scaling.py [--workers 1,2,4] [--model 1M] [--write docs/scaling.md]
 
 Each scheme is measured with blocking sends of one model to 1, 2, 4, 6, 8 and 16 workers of this
-machine. Costs are fitted to up to 8 of them: one for each send, one for each worker, and one more
-for each worker that has its versions from another one instead of the trainer. What they say of 16
-is compared with what was measured. For a cluster they are put together with what links carry.
-Tables and prose of docs/scaling.md come from here.
+machine. Costs are fitted to up to 8 of them: one for each send, and one for each worker. What they
+say of 16 is compared with what was measured. For a cluster they are put together with what links
+carry. Tables and prose of docs/scaling.md come from here.
 """
 
 from __future__ import annotations
@@ -33,19 +32,18 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import sync_remote  # noqa: E402
-from benchmarks.broadcast import JOIN_S, until_connected  # noqa: E402
 from benchmarks.models import MODEL_WIDTHS, build_model  # noqa: E402
 from benchmarks.sync_latency import receive_idle  # noqa: E402
 from benchmarks.sync_remote import Lockstep, Workers, serve, start_ray  # noqa: E402
 from collectors.schedule.network import Network, Transfers, Version  # noqa: E402
 from collectors.schedule.simulated_pool import VirtualClock  # noqa: E402
 from sync import Link, WeightSyncScheme  # noqa: E402
-from sync.remote import rpc_group, tree  # noqa: E402
+from sync.remote import rpc_group  # noqa: E402
 
 LOCAL = ("shared", "multiprocessing")
 REMOTE = ("distributed", "rpc", "ray")
-TREE = ("distributed",)  # whose nodes pass versions on
 WARM_UP = 3
+JOIN_S = 600.0
 FITTED = 8  # the fit is to so many workers or fewer
 
 
@@ -62,42 +60,33 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """`fixed_ms + each_ms * workers + relayed_ms * relayed(workers)`; no cost is negative."""
+    """`fixed_ms + each_ms * workers`; no cost is negative."""
 
     fixed_ms: float
     each_ms: float
-    relayed_ms: float
     worst: float  # the largest relative error of the fit where it was made
-    is_tree: bool  # whether nodes pass versions on
 
     def at(self, workers: float) -> float:
-        others = relayed(workers) if self.is_tree else 0.0
-        return self.fixed_ms + self.each_ms * workers + self.relayed_ms * others
+        return self.fixed_ms + self.each_ms * workers
 
     def error(self, points: Iterable[Point]) -> float:
         """The largest relative error for these."""
         return max((abs(self.at(p.workers) / p.p50_ms - 1) for p in points), default=math.nan)
 
     @classmethod
-    def of(cls, points: Sequence[Point], *, is_tree: bool) -> Fit:
+    def of(cls, points: Sequence[Point]) -> Fit:
         """Least squares on relative errors, to the points of up to 8 workers."""
         points = [point for point in points if point.workers <= FITTED] or points
         times = np.array([point.p50_ms for point in points])
-        workers = [point.workers for point in points]
-        columns = {
-            "fixed": np.ones(len(points)),
-            "each": np.array(workers, float),
-            "relayed": np.array([relayed(n) if is_tree else 0 for n in workers], float),
-        }
-        used = [name for name in columns if columns[name].any()][: len(points)]
-        while True:
-            rows = np.stack([columns[name] / times for name in used], axis=1)
-            costs = np.linalg.lstsq(rows, np.ones(len(times)), rcond=None)[0]
-            if len(used) == 1 or costs.min() >= 0:
-                break
-            del used[int(costs.argmin())]
-        found = dict.fromkeys(columns, 0.0) | dict(zip(used, map(float, costs), strict=True))
-        fit = cls(found["fixed"], found["each"], found["relayed"], 0.0, is_tree)
+        rows = np.stack([1 / times, np.array([point.workers for point in points]) / times], axis=1)
+        ones = np.ones(len(times))
+        fixed, each = np.linalg.lstsq(rows, ones, rcond=None)[0]
+        if fixed < 0 or each < 0:  # one of them explains it all
+            one = 0 if each < 0 else 1
+            costs = [0.0, 0.0]
+            costs[one] = float(np.linalg.lstsq(rows[:, [one]], ones, rcond=None)[0][0])
+            fixed, each = costs
+        fit = cls(float(fixed), float(each), 0.0)
         return replace(fit, worst=fit.error(points))
 
 
@@ -109,22 +98,9 @@ def be_sparing() -> None:
 
 
 def serve_sparingly(kind: str, peer: int, port: int) -> None:
-    """Be a node."""
+    """Be a worker."""
     be_sparing()
     serve(kind, peer, port)
-
-
-def relayed(workers: float) -> float:
-    """How many of them get a version from another one."""
-    return max(0.0, workers - tree.FAN_OUT)
-
-
-def levels(kind: str, nodes: int) -> int:
-    """How many levels of nodes there are below the trainer."""
-    number, over = 1, tree.above(nodes - 1) if kind in TREE else None
-    while over is not None:
-        number, over = number + 1, tree.above(over)
-    return number
 
 
 @dataclass(frozen=True)
@@ -132,13 +108,9 @@ class Cluster:
     """What the prediction is for."""
 
     workers: int = 1024
-    nodes: int = 128
+    hosts: int = 128
     gbit: float = 25.0
     latency_ms: float = 0.1
-
-    @property
-    def on_a_node(self) -> float:
-        return self.workers / self.nodes
 
     def carry_ms(self, nbytes: float) -> float:
         """So many bytes over one host's link."""
@@ -178,8 +150,6 @@ class RemoteWorkers:
     def __init__(self, kind: str, model: str, number: int):
         self.workers = Workers(kind, number, serve_sparingly)
         self.lockstep = Lockstep(self.workers, model)
-        if kind in TREE:
-            until_connected(self.lockstep, number)
         engine = self.workers.engine
         asked = [engine.call(peer, os.getpid) for peer in range(number)]
         self.pids = [future.result(60.0) for future in asked]
@@ -215,81 +185,64 @@ def private_mb(pid: int) -> float:
     return float(psutil.Process(pid).memory_full_info().uss / 1e6)
 
 
-def predict(kind: str, fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> dict[str, float]:
-    """Milliseconds of a blocking send in the cluster, and through what.
+class Prediction(NamedTuple):
+    """Milliseconds of a blocking send in the cluster, and of the transfers alone."""
 
-    Each node has one receiver, which shares what arrives with the node's workers (shared memory).
-    """
-    spread = fits["shared"].at(on.on_a_node) if "shared" in fits else 0.0
-    if kind in LOCAL:
-        return {"nodes": 1, "total_ms": fits[kind].at(on.on_a_node), "link_ms": 0.0}
-    waits = on.latency_ms * 2 * levels(kind, on.nodes)
-    link = copies_in_a_row(kind, on.nodes) * on.carry_ms(nbytes) + waits
-    fit, calls = fits[kind], calls_in_a_row(kind, on.nodes)
-    by_nodes = relayed(calls) if fit.is_tree else 0.0  # all but those of the trainer
-    processor = fit.fixed_ms + fit.each_ms * calls + fit.relayed_ms * by_nodes + waits
-    return {"nodes": on.nodes, "total_ms": max(link, processor) + spread, "link_ms": link}
+    total_ms: float
+    link_ms: float
+
+
+def predict(kind: str, fit: Fit, nbytes: int, on: Cluster) -> Prediction:
+    """The slower of processor and links; each worker is called, and answers."""
+    waits = 2 * on.latency_ms
+    link = copies_in_a_row(kind, on) * on.carry_ms(nbytes) + waits
+    return Prediction(max(link, fit.at(on.workers) + waits), link)
 
 
 class Simulated(NamedTuple):
-    """The same cluster as a network of `collector=simulated`, whose workers are the nodes.
+    """The same cluster as a network of `collector=simulated`.
 
-    latest_ms: when the last node has a version, counted from the start of the send.
+    latest_ms: when the last worker has a version, counted from the start of the send.
     """
 
     options: dict[str, float]
     latest_ms: float
 
 
-def simulate(kind: str, fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> Simulated:
-    """Every port takes as long for a node as the calls and copies in a row do on average."""
-    found = predict(kind, {kind: fits[kind]}, nbytes, on)  # without the workers of a node
-    waits = on.latency_ms * 2 * levels(kind, on.nodes)
-    port_ms = (found["total_ms"] - waits - fits[kind].fixed_ms) / calls_in_a_row(kind, on.nodes)
+def simulate(kind: str, fit: Fit, nbytes: int, on: Cluster) -> Simulated:
+    """The learner's port takes as long for a worker as a call and a copy do on average."""
+    waits = 2 * on.latency_ms
+    port_ms = (predict(kind, fit, nbytes, on).total_ms - waits - fit.fixed_ms) / on.workers
     mbps = nbytes * 8 / port_ms * 1e-3
     clock, arrived = VirtualClock(), list[int]()
     transfers = Transfers(
-        Network(mbps, "tree" if kind in TREE else "star", tree.FAN_OUT),
+        Network(mbps),
         Link(latency_ms=on.latency_ms),
-        on.nodes,
+        on.workers,
         clock,
-        lambda node, version: arrived.append(clock.now),
+        lambda worker, version: arrived.append(clock.now),
     )
-    transfers.publish(Version(1, nbytes), range(on.nodes))
-    while len(arrived) < on.nodes:
+    transfers.publish(Version(1, nbytes), range(on.workers))
+    while len(arrived) < on.workers:
         clock.step()
     options = {
-        "collector.costs.publish_ms": round(fits[kind].fixed_ms, 3),
+        "collector.costs.publish_ms": round(fit.fixed_ms, 3),
         "collector.network.port_mbps": round(mbps),
         "sync.link.latency_ms": on.latency_ms,
     }
-    return Simulated(options, fits[kind].fixed_ms + max(arrived) * 1e-6)
+    return Simulated(options, fit.fixed_ms + max(arrived) * 1e-6)
 
 
-def calls_in_a_row(kind: str, nodes: int) -> int:
-    """How many nodes are called, one after the other, before the last one is."""
-    if kind not in TREE:
-        return nodes
-
-    def turns(worker: int) -> int:
-        over = tree.above(worker)
-        return worker % tree.FAN_OUT + 1 + (0 if over is None else turns(over))
-
-    return max(turns(worker) for worker in range(nodes))
+def copies_in_a_row(kind: str, on: Cluster) -> int:
+    """How many times the bytes cross some link before the last worker has them."""
+    if kind == "ray":  # each host that has them serves one more at a time
+        return math.ceil(math.log2(on.hosts + 1))
+    return on.workers
 
 
-def copies_in_a_row(kind: str, nodes: int) -> int:
-    """How many times the bytes cross some link before the last node has them."""
-    if kind == "ray":  # each node that has them serves one more at a time
-        return math.ceil(math.log2(nodes + 1))
-    return calls_in_a_row(kind, nodes)
-
-
-def copies_from_the_trainer(kind: str, nodes: int) -> int:
+def copies_from_the_trainer(kind: str, on: Cluster) -> int:
     """How many times the bytes leave the trainer's host."""
-    if kind == "ray":
-        return 1
-    return min(nodes, tree.FAN_OUT) if kind in TREE else nodes
+    return 1 if kind == "ray" else on.workers
 
 
 # -- the page
@@ -298,7 +251,7 @@ def copies_from_the_trainer(kind: str, nodes: int) -> int:
 def page(
     results: Mapping[str, Sequence[Point]], model: str, nbytes: int, clusters: Sequence[Cluster]
 ) -> str:
-    fits = {kind: Fit.of(points, is_tree=kind in TREE) for kind, points in results.items()}
+    fits = {kind: Fit.of(points) for kind, points in results.items()}
     lines = [
         "# Scaling of `send`",
         "",
@@ -326,23 +279,20 @@ def page(
         "",
         "## Fitted",
         "",
-        "`p50 = fixed + each × workers + relayed × max(0, workers − "
-        f"{tree.FAN_OUT})`, fitted to {FITTED} workers or fewer. With `distributed`, "
-        f"the trainer sends to {tree.FAN_OUT} workers, and these pass versions "
-        "on to the others, which is what `relayed` costs. With more workers than cores, most of "
-        "this time is spent waiting for a core. The nodes of a cluster do not share cores, "
-        "so `each` and `relayed` are likely to be too high. The last column is the "
-        "error for more workers, which the fit did not use; the aim is at most 20 %.",
+        f"`p50 = fixed + each × workers`, fitted to {FITTED} workers or fewer. With more workers "
+        "than cores, most of this time is spent waiting for a core. The workers of a cluster do "
+        "not share cores with the trainer, so `each` is likely to be too high. The last column is "
+        "the error for more workers, which the fit did not use; the aim is at most 20 %.",
         "",
-        "| scheme | fixed ms | each ms | relayed ms | largest error of the fit | error beyond it |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| scheme | fixed ms | each ms | largest error of the fit | error beyond it |",
+        "|---|---:|---:|---:|---:|",
     ]
     for kind, fit in fits.items():
         beyond = [p for p in results[kind] if p.workers > FITTED]
         missed = f"{100 * fit.error(beyond):.0f} %" if beyond else ""
         lines.append(
-            f"| {kind} | {fit.fixed_ms:.3f} | {fit.each_ms:.3f} | {fit.relayed_ms:.3f} "
-            f"| {100 * fit.worst:.0f} % | {missed} |"
+            f"| {kind} | {fit.fixed_ms:.3f} | {fit.each_ms:.3f} | {100 * fit.worst:.0f} % "
+            f"| {missed} |"
         )
     for on in clusters:
         lines += prediction(fits, nbytes, on)
@@ -355,7 +305,7 @@ def prediction(fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> list[str]:
     """One cluster's section."""
     lines = [
         "",
-        f"## Predicted: {on.workers:,} workers on {on.nodes:,} nodes, {on.gbit:g} Gbit/s",
+        f"## Predicted: {on.workers:,} workers on {on.hosts:,} hosts, {on.gbit:g} Gbit/s",
         "",
         "| scheme | send ms | links alone, ms | MB sent by the trainer |",
         "|---|---:|---:|---:|",
@@ -363,11 +313,9 @@ def prediction(fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> list[str]:
     for kind in fits:
         if kind in LOCAL:
             continue
-        found = predict(kind, fits, nbytes, on)
-        carried = nbytes / 1e6 * copies_from_the_trainer(kind, on.nodes)
-        lines.append(
-            f"| {kind} | {found['total_ms']:.1f} | {found['link_ms']:.1f} | {carried:,.0f} |"
-        )
+        cost = predict(kind, fits[kind], nbytes, on)
+        carried = nbytes / 1e6 * copies_from_the_trainer(kind, on)
+        lines.append(f"| {kind} | {cost.total_ms:.1f} | {cost.link_ms:.1f} | {carried:,.0f} |")
     return lines
 
 
@@ -379,15 +327,13 @@ def in_the_simulator(
         "",
         "## In the simulator",
         "",
-        "In `collector=simulated`, one worker stands for one node; set `env.num_envs` to the "
-        "environments of a whole node. `collector.network.port_mbps` is not the speed of the link: "
-        "it is chosen so that a version takes as long from node to node as in the prediction, with "
-        f"a model of {nbytes / 1e6:.1f} MB. With `distributed`, add "
-        f"`collector.network.topology=tree collector.network.fan_out={tree.FAN_OUT}`.",
+        "`collector.network.port_mbps` is not the speed of the link: it is chosen so that a "
+        "version takes as long to each worker as in the prediction, with a model of "
+        f"{nbytes / 1e6:.1f} MB.",
         "",
-        "The last two columns say when the last node has a version: in the simulator, and by the "
-        "formula, without the answer's way back and the workers of the node. They compare the "
-        "simulator with the formula, not with a cluster.",
+        "The last two columns say when the last worker has a version: in the simulator, and by the "
+        "formula, without the answer's way back. They compare the simulator with the formula, not "
+        "with a cluster.",
         "",
         "| cluster | scheme | options | simulated, ms | predicted, ms |",
         "|---|---|---|---:|---:|",
@@ -396,32 +342,26 @@ def in_the_simulator(
         for kind in fits:
             if kind in LOCAL:
                 continue
-            found = simulate(kind, fits, nbytes, on)
-            options = " ".join(f"{name}={value:g}" for name, value in found.options.items())
-            back = on.latency_ms * levels(kind, on.nodes)
-            expected = predict(kind, {kind: fits[kind]}, nbytes, on)["total_ms"] - back
+            simulated = simulate(kind, fits[kind], nbytes, on)
+            options = " ".join(f"{name}={value:g}" for name, value in simulated.options.items())
+            expected = predict(kind, fits[kind], nbytes, on).total_ms - on.latency_ms
             lines.append(
-                f"| {on.nodes:,} nodes, {on.gbit:g} Gbit/s | {kind} | "
-                f"`collector.num_workers={on.nodes} {options}` "
-                f"| {found.latest_ms:.1f} | {expected:.1f} |"
+                f"| {on.workers:,} workers, {on.gbit:g} Gbit/s | {kind} | "
+                f"`collector.num_workers={on.workers} {options}` "
+                f"| {simulated.latest_ms:.1f} | {expected:.1f} |"
             )
     return lines
 
 
 ASSUMPTIONS = [
-    "- Each node has one receiver. The workers of the node share each version through shared "
-    "memory, at the cost measured for `shared` with as many workers.",
-    f"- With `distributed`, the trainer sends to {tree.FAN_OUT} nodes, and each node to "
-    f"{tree.FAN_OUT} others, one after the other. The last node is reached after all sends on the "
-    "path to it. With `rpc` and `ray`, the trainer calls all nodes. With `distributed` and `rpc`, "
-    "each send is a copy over the sender's link.",
-    "- With `ray`, a node fetches a block from any node that has it. The number of nodes that have "
-    "it doubles with each step, so there are ⌈log₂(nodes + 1)⌉ steps.",
-    "- A call of a node and its answer take `each` of processor time as measured above, and "
-    "`relayed` besides if another node calls. This includes sending the block, and calls in a row "
-    "add up. The slower of links and processors counts. Each level of the tree adds two link "
-    f"latencies of {Cluster.latency_ms:g} ms.",
-    "- Links carry nothing else, all nodes are equal, and workers are idle. A worker that is in "
+    "- The trainer calls each worker. With `distributed` and `rpc`, each call carries a copy over "
+    "the trainer's link.",
+    "- With `ray`, a host fetches a block from any host that has it, and its workers map the same "
+    "memory. The number of hosts that have it doubles with each step, so there are "
+    "⌈log₂(hosts + 1)⌉ steps.",
+    "- A call of a worker and its answer take `each` of processor time as measured above, which "
+    "includes sending the block. The slower of links and processor counts.",
+    "- Links carry nothing else, all hosts are equal, and workers are idle. A worker that is in "
     "the middle of a policy call answers after it, which adds up to the time of one call.",
     "- More than 16 workers, and more than one machine, were not measured.",
 ]
@@ -434,8 +374,8 @@ def main() -> int:
     parser.add_argument("--model", default="1M", choices=list(MODEL_WIDTHS))
     parser.add_argument("--sends", type=int, default=60)
     parser.add_argument("--gbit", default="10,100", help="links to predict for")
-    parser.add_argument("--nodes", default="128,1024", help="clusters to predict for")
-    parser.add_argument("--workers-per-node", type=int, default=8)
+    parser.add_argument("--hosts", default="128,1024", help="clusters to predict for")
+    parser.add_argument("--workers-per-host", type=int, default=8)
     parser.add_argument("--write", type=Path, default=ROOT / "docs" / "scaling.md", help="the page")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "benchmarks")
     arguments = parser.parse_args()
@@ -452,8 +392,8 @@ def main() -> int:
             results.setdefault(kind, []).append(point)
     nbytes = sum(p.numel() * 4 for p in build_model(arguments.model).parameters())
     clusters = [
-        Cluster(nodes * arguments.workers_per_node, nodes, float(gbit))
-        for nodes in map(int, arguments.nodes.split(","))
+        Cluster(hosts * arguments.workers_per_host, hosts, float(gbit))
+        for hosts in map(int, arguments.hosts.split(","))
         for gbit in arguments.gbit.split(",")
     ]
     written: Path = arguments.write

@@ -5,14 +5,11 @@ The remote schemes and collectors are written once, on this interface.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, ClassVar, NamedTuple
-from weakref import WeakValueDictionary
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 
@@ -20,22 +17,12 @@ class PeerDied(ConnectionError):
     """The process that was called is gone or out of reach; the text says how that is known."""
 
 
-class PackedBlock(NamedTuple):
-    """A block as its engine sends it.
-
-    content: what `Engine.post` takes.
-    mechanism: how it travels, for statistics.
-    """
-
-    content: Any
-    mechanism: str
-
-
 class Engine(ABC):
     """The trainer's side of the connections to its peers, which are numbered from 0.
 
-    Functions are found by name in the peer's process (module-level ones). Each call runs in a
-    thread of its own, so that a peer serves several at a time.
+    Functions are found by name in the peer's process (module-level ones). Arguments and results are
+    such that plain pickle can handle them; whoever sends others sends them as bytes. Each call runs
+    in a thread of its own, so that a peer serves several at a time.
 
     mechanism: how a block travels, for statistics.
     hint: what may be wrong if a peer does not answer, as the end of an error message.
@@ -50,24 +37,14 @@ class Engine(ABC):
         """Run `function(*args)` in the peer's process; returns at once.
 
         The future ends in the function's result, in its exception (with the peer's traceback as a
-        note), or in `PeerDied` as soon as the engine notices.
+        note), or in `PeerDied` as soon as the engine notices. If the function returns a future, its
+        result is awaited, and occupies no thread meanwhile. Memory of the arguments may be written
+        again when the call has ended, but never if it ended in `PeerDied`.
         """
 
-    def pack_block(self, block: Tensor) -> PackedBlock:
-        """The block as `post` takes it; made once for all peers that get the block."""
-        return PackedBlock(block, self.mechanism)
-
-    @abstractmethod
-    def post(
-        self, peer: int, function: Callable[..., Future[Any]], packed: PackedBlock, *args: Any
-    ) -> Future[Any]:
-        """Run `function(block, *args)` in the peer's process; returns at once.
-
-        The function is quick and returns a future; the future here ends as that one does. It may
-        keep the block. The arguments and the result are such that plain pickle can handle them. The
-        block may be written again only when the futures of all its posts are done, and never if one
-        of them ended in `PeerDied`: the engine may still be reading it.
-        """
+    def share(self, block: Tensor) -> Any:
+        """The block as an argument of `call`; made once for all peers that get it."""
+        return block.numpy()
 
     @abstractmethod
     def gone(self, peer: int) -> str | None:
@@ -83,29 +60,3 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """End what the engine itself started, within a bounded time; may be called twice."""
-
-
-# -- memory that blocks are received into, used again once a worker has answered
-
-# New memory costs a page fault for every 4 KiB, which takes longer than receiving into it.
-_MOST_FREE = 4  # kept in a process, for all its workers
-_memory_lock = threading.Lock()  # guards both
-_free: list[Tensor] = []
-_lent: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by id
-
-
-def lend_block(nbytes: int) -> Tensor:
-    """Memory of this size; what is in it is not defined."""
-    with _memory_lock:
-        fitting = [place for place, block in enumerate(_free) if block.numel() == nbytes]
-        block = _free.pop(fitting[0]) if fitting else torch.empty(nbytes, dtype=torch.uint8)
-        _lent[id(block)] = block
-    return block
-
-
-def give_back(block: Tensor) -> None:
-    """Nobody reads this memory any more. Memory that was not lent here is left alone."""
-    with _memory_lock:
-        if _lent.pop(id(block), None) is block:
-            _free.append(block)
-            del _free[:-_MOST_FREE]

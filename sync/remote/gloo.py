@@ -6,7 +6,6 @@
       opens a TCPStore at host:port  <-----     writes its name into the store
     connect()  or  admit(i)          ----->     a gloo group of these two, and a `GlooConnection`
     call(i, f, x)                    <---->     runs f(x)
-    introduce(i, j)                  ----->     a group and a connection of peers i and j
     close()                          ----->     serve() returns
 
 A peer that comes late, or in the place of a dead one, is met in the same way at any time. There is
@@ -20,11 +19,10 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sync.remote.engine import PackedBlock, PeerDied
+from sync.remote.engine import PeerDied
 from sync.remote.gloo_connection import GlooConnection, close_together, make_group
 from sync.remote.inbox import close_all
 from sync.remote.meeting import (
@@ -34,8 +32,6 @@ from sync.remote.meeting import (
     find_store,
     warn_if_exposed,
 )
-
-_PAIR_S = 20.0  # how long two peers wait for each other
 
 
 class DistributedEngine(JoiningEngine):
@@ -72,29 +68,11 @@ class DistributedEngine(JoiningEngine):
         return True
 
     def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        if (connection := self._connections.get(peer)) is None:
-            return self._not_met(peer)
-        return connection.call(function, *args)
-
-    def post(
-        self, peer: int, function: Callable[..., Future[Any]], packed: PackedBlock, *args: Any
-    ) -> Future[Any]:
-        if (connection := self._connections.get(peer)) is None:
-            return self._not_met(peer)
-        return connection.post(function, packed.content, *args)
-
-    def _not_met(self, peer: int) -> Future[Any]:
+        if (connection := self._connections.get(peer)) is not None:
+            return connection.call(function, *args)
         future: Future[Any] = Future()
         future.set_exception(PeerDied(f"{self.describe(peer)} was never met: call connect()"))
         return future
-
-    def introduce(self, peer: int, other: int) -> list[Future[Any]]:
-        """Connect two peers with each other; they are, when the futures end without an error."""
-        name = f"pair/{peer}/{other}/{self._store.add('lockstep/pairs', 1)}"
-        return [
-            self.call(peer, _connect_pair, self.port, name, peer, other, 0),
-            self.call(other, _connect_pair, self.port, name, other, peer, 1),
-        ]
 
     def gone(self, peer: int) -> str | None:
         if (connection := self._connections.get(peer)) is None:
@@ -149,44 +127,11 @@ def serve(
         raise ConnectionError(
             f"peer {peer}: {where} {how} ({str(error).splitlines()[0]})"
         ) from None
-    here = _served[store.port, peer] = _Served(store, address, silence_s, {})
     connection = GlooConnection(group, 0, where, silence_s=silence_s)
     connection.ended.wait()
     close_all(f"{where}: {connection.why}")
-    del _served[store.port, peer]
-    close_together([connection, *here.others.values()])
+    connection.close()
     return connection.why
-
-
-@dataclass
-class _Served:
-    """What a peer of this process needs to be connected with others, and its connections."""
-
-    store: Any
-    address: str
-    silence_s: float
-    others: dict[int, GlooConnection]
-
-
-_served: dict[tuple[int, int], _Served] = {}  # by the port of the trainer's store and the peer
-
-
-def _connect_pair(port: int, name: str, peer: int, other: int, rank: int) -> None:
-    """Called by the trainer in both peers: make a connection of the two."""
-    here = _served[port, peer]
-    group = make_group(here.store, name, rank, here.address, _PAIR_S)
-    before = here.others.get(other)
-    here.others[other] = GlooConnection(group, 1 - rank, f"peer {other}", silence_s=here.silence_s)
-    if before is not None:
-        before.close()
-
-
-def connection_to(port: int, peer: int, other: int) -> GlooConnection:
-    """In the process of a peer: its connection with another one.
-
-    port: of the trainer's store.
-    """
-    return _served[port, peer].others[other]
 
 
 def _came(peer: int) -> str:

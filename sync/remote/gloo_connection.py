@@ -3,7 +3,6 @@
     one side                                   other side
     --------                                   ----------
     call(f, x)    -- frame (and tensors) -->   a new thread runs f(x)
-    post(f, b)    -- frame, block -------->    the reading thread runs f(b), which returns a future
     future ends  <-- frame (and tensors) ---   when it is done
     (when idle)       "alive"                  (when idle)
 
@@ -17,37 +16,32 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import mmap
 import os
 import queue
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from sync.remote.engine import PeerDied, lend_block
-from sync.remote.pickled_calls import (
-    Outcome,
-    Packed,
-    pack,
-    pack_post,
-    run_post,
-    tell,
-    unpack_and_run,
-)
+from sync.remote.engine import PeerDied
+from sync.remote.pickled_calls import Outcome, Packed, pack, run, tell
 
 FRAME_BYTES = 4096
 _HEAD = struct.Struct("<4q")  # kind, ticket, bytes of the pickle, number of tensors
 _ROOM = FRAME_BYTES - _HEAD.size
-_CALL, _POST, _ANSWER, _ALIVE, _BYE = range(5)
+_CALL, _ANSWER, _ALIVE, _BYE = range(4)
 _MESSAGES, _PROBE = range(2)  # tags
 _CLOSE_S = 2.0
 _GOODBYE_S = 0.5
@@ -100,17 +94,11 @@ class GlooConnection:
 
     def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Have the other side run `function(*args)` in a thread."""
-        return self._send_call(_CALL, pack((function, args)))
-
-    def post(self, function: Callable[..., Future[Any]], block: Tensor, *args: Any) -> Future[Any]:
-        """Have the other side run `function(block, *args)`, as `Engine.post` does."""
-        return self._send_call(_POST, Packed(pack_post(function, args), [block]))
-
-    def _send_call(self, kind: int, packed: Packed) -> Future[Any]:
         future: Future[Any] = Future()
         ticket = next(self._tickets)
+        packed = pack((function, args))
         self._calls[ticket] = future  # before it is sent: the answer may come at once
-        self._outgoing.put(_Frame(kind, ticket, packed))
+        self._outgoing.put(_Frame(_CALL, ticket, packed))
         if self.ended.is_set():  # `_end` may have looked for calls before this one was there
             self._fail_calls()
         return future
@@ -153,15 +141,12 @@ class GlooConnection:
             data += self._receive(length - _ROOM).numpy().tobytes()
         sizes = struct.unpack_from(f"<{num_tensors}q", data)
         data = data[8 * num_tensors :]
-        make = lend_block if kind == _POST else _new
-        tensors = [self._receive_into(make(size)) for size in sizes]
+        tensors = [self._receive(size) for size in sizes]
         if kind == _CALL:
             serve = threading.Thread(
                 target=self._serve, args=(ticket, data, tensors), name="lockstep-serve", daemon=True
             )
             serve.start()
-        elif kind == _POST:
-            self._serve_post(ticket, data, tensors[0])
         elif kind == _ANSWER:
             tell(self._calls.pop(ticket), data, tensors, self.whose)
         elif kind == _BYE:
@@ -169,22 +154,16 @@ class GlooConnection:
         return kind != _BYE
 
     def _receive(self, nbytes: int) -> Tensor:
-        return self._receive_into(_new(nbytes))
-
-    def _receive_into(self, memory: Tensor) -> Tensor:
+        memory = torch.from_numpy(_recycled(nbytes))
         for piece in _pieces(memory):
             self._group.recv([piece], self._other, _MESSAGES).wait(self._silence)
         return memory
 
     def _serve(self, ticket: int, data: bytes, tensors: list[Tensor]) -> None:
-        outcome = Outcome.of(unpack_and_run, (data, tensors))
-        self._outgoing.put(_Frame(_ANSWER, ticket, outcome.packed()))
-
-    def _serve_post(self, ticket: int, data: bytes, block: Tensor) -> None:
         def answer(done: Future[Outcome]) -> None:
-            self._outgoing.put(_Frame(_ANSWER, ticket, done.result().packed(is_plain=True)))
+            self._outgoing.put(_Frame(_ANSWER, ticket, done.result().packed()))
 
-        run_post(data, block).add_done_callback(answer)
+        run(data, tensors).add_done_callback(answer)
 
     # -- the end
 
@@ -235,13 +214,34 @@ def close_together(connections: Collection[GlooConnection]) -> None:
         connection.close(deadline)
 
 
+_MOST_SPARE = 4
+_spare: list[mmap.mmap] = []  # of this process
+
+
+def _recycled(nbytes: int) -> np.ndarray[Any, Any]:
+    """Memory to receive into; a large piece is used again once nothing refers to it any more.
+
+    New memory costs a page fault for every 4 KiB, which takes longer than receiving into it.
+    """
+    if nbytes < _PIECE_BYTES:
+        return np.empty(nbytes, np.uint8)
+    fitting = [region for region in list(_spare) if len(region) == nbytes]
+    region = fitting[0] if fitting else mmap.mmap(-1, nbytes)
+    with contextlib.suppress(ValueError):
+        _spare.remove(region)
+    array = np.frombuffer(region, np.uint8)
+    weakref.finalize(array, _keep, region)
+    return array
+
+
+def _keep(region: mmap.mmap) -> None:
+    _spare.append(region)
+    del _spare[:-_MOST_SPARE]
+
+
 def _pieces(memory: Tensor) -> Iterable[Tensor]:
     """What one transfer sends or receives: `silence_s` limits each, and not the whole block."""
     return memory.split(_PIECE_BYTES) if memory.numel() else ()
-
-
-def _new(nbytes: int) -> Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8)
 
 
 def _reason(error: Exception, silence_s: float) -> str:

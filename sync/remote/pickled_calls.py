@@ -1,9 +1,8 @@
-"""Calls as bytes: any object, with its tensors beside the pickle, and how a call ended."""
+"""Calls as bytes: plain objects, with their arrays beside the pickle, and how a call ended."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,60 +18,44 @@ from sync.local.memory import tensor_over
 
 
 class Packed(NamedTuple):
-    """An object as bytes, and the memory of its tensors and arrays: flat uint8 tensors."""
+    """An object as bytes, and the memory of its arrays: flat uint8 tensors."""
 
     data: bytes
     tensors: list[Tensor]
 
 
 def pack(obj: Any) -> Packed:
-    """Pickle `obj` (cloudpickle, so lambdas travel) without copying its dense CPU tensors."""
-    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
-    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(obj)
-    return Packed(file.getvalue(), [as_tensor(buffer.raw()) for buffer in buffers])
+    """Pickle `obj` without copying its arrays. Functions are those of modules."""
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
+    return Packed(data, [as_tensor(buffer.raw()) for buffer in buffers])
 
 
 def unpack(data: bytes, tensors: Sequence[Tensor]) -> Any:
-    """The object again; its tensors are views of `tensors`."""
+    """The object again; its arrays are views of `tensors`."""
     return pickle.loads(data, buffers=[tensor.numpy() for tensor in tensors])
 
 
-def unpack_and_run(data: bytes, tensors: Sequence[Tensor]) -> Any:
-    """Run a call that was packed as (function, args)."""
+def run(data: bytes, tensors: Sequence[Tensor]) -> Future[Outcome]:
+    """Run a call that was packed as (function, args); the future ends when the call does."""
+    ended: Future[Outcome] = Future()
+    outcome = Outcome.of(_run, (data, tensors))
+    if outcome.fine and isinstance(outcome.value, Future):
+        outcome.value.add_done_callback(lambda done: ended.set_result(Outcome.of(done.result, ())))
+    else:
+        ended.set_result(outcome)
+    return ended
+
+
+def _run(data: bytes, tensors: Sequence[Tensor]) -> Any:
     function, args = unpack(data, tensors)
     return function(*args)
-
-
-class _Pickler(cloudpickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not Tensor or not _is_plain(obj):
-            return super().reducer_override(obj)
-        flat = obj.detach().contiguous().reshape(-1)
-        if flat.stride(0) != 1:  # one element, which is contiguous whatever its stride
-            flat = flat.clone(memory_format=torch.contiguous_format)
-        memory = pickle.PickleBuffer(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
-        return _make_tensor, (memory, obj.dtype, tuple(obj.shape))
-
-
-def _make_tensor(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return as_tensor(memory).view(dtype).view(shape)
 
 
 def as_tensor(memory: Any) -> Tensor:
     """A uint8 tensor over memory, which is only to be read if the memory is read-only."""
     array = np.asarray(memory, np.uint8)
     return tensor_over(array) if array.size else torch.empty(0, dtype=torch.uint8)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return (
-        tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.requires_grad
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and not tensor.is_quantized
-    )
 
 
 class Outcome(NamedTuple):
@@ -98,40 +81,12 @@ class Outcome(NamedTuple):
         self.value.add_note(f"in {whose}:\n{self.traceback.rstrip()}")
         future.set_exception(self.value)
 
-    def packed(self, *, is_plain: bool = False) -> Packed:
-        """The outcome as bytes and tensors; a result that cannot be pickled becomes an error.
-
-        is_plain: plain pickle can handle the result, which is faster.
-        """
-        if is_plain and self.fine:
-            return Packed(pickle.dumps(self, pickle.HIGHEST_PROTOCOL), [])
+    def packed(self) -> Packed:
+        """The outcome as bytes and tensors; a result that cannot be pickled becomes an error."""
         try:
             return pack(self)
         except Exception as error:  # noqa: BLE001 - any user's class, whatever is wrong with it
             return pack(Outcome(False, _portable(error), traceback.format_exc()))
-
-
-def pack_post(function: Callable[..., Future[Any]], args: tuple[Any, ...]) -> bytes:
-    """A posted function, and the arguments that follow its block."""
-    return pickle.dumps((function, args), pickle.HIGHEST_PROTOCOL)
-
-
-def run_post(data: bytes, block: Tensor) -> Future[Outcome]:
-    """Run a posted function; the future ends when the one that the function returned does."""
-    ended: Future[Outcome] = Future()
-    started = Outcome.of(_start_post, (data, block))
-    if not started.fine:
-        ended.set_result(started)
-        return ended
-    future: Future[Any] = started.value
-    future.add_done_callback(lambda done: ended.set_result(Outcome.of(done.result, ())))
-    return ended
-
-
-def _start_post(data: bytes, block: Tensor) -> Future[Any]:
-    function, args = pickle.loads(data)
-    future: Future[Any] = function(block, *args)
-    return future
 
 
 def tell(future: Future[Any], data: bytes, tensors: Sequence[Tensor], whose: str) -> None:

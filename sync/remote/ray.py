@@ -4,11 +4,11 @@
     -------                                    -------
     RayEngine([actor, ...])
     call(i, f, x)      --  task  ------->      a thread runs f(x)
-    pack_block(block)  --  one copy into the object store of this node
-    post(i, f, packed) -- a reference -->      f(block): its node fetches the block once, and all
+    share(block)       --  one copy into the object store of this node
+    call(i, f, shared) -- a reference -->      f(block): its node fetches the block once, and all
                                                actors of the node map the same memory
 
-A small block is an argument of each task, which takes about half as long as the object store.
+A small block is copied into each task instead, which takes about half as long.
 
 The actors and the cluster are their owner's; the engine ends neither. An actor serves several calls
 at a time if it was made with `max_concurrency` of 2 or more, or with concurrency groups.
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -26,17 +25,12 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from sync.remote.engine import Engine, PackedBlock, PeerDied
-from sync.remote.pickled_calls import Outcome, as_tensor, pack_post, run_post
+from sync.remote.engine import Engine, PeerDied
+from sync.remote.pickled_calls import Outcome
 
-# The largest block that goes along with one task, and with the tasks of all peers together: for
-# larger ones the object store is faster.
-_IN_TASK_BYTES = 3 << 17
-_IN_TASKS_BYTES = 1 << 22
-_ARGUMENT_BYTES = 96 << 10  # Ray puts an argument of more than 100 KiB into the store
+_IN_TASK_BYTES = 96 << 10  # Ray puts an argument of more than 100 KiB into the store, each time
 
 _NO_ACTOR = "there is no such actor"
 LEFT = "this process is not connected to a Ray cluster any more"
@@ -74,31 +68,42 @@ class RayEngine(Engine):
         self._actors[peer : peer + 1] = [actor]
         self._gone.pop(peer, None)
 
-    def pack_block(self, block: Tensor) -> PackedBlock:
-        if block.numel() <= min(_IN_TASK_BYTES, _IN_TASKS_BYTES // max(1, self.num_peers)):
-            return PackedBlock(_in_pieces(block), "ray task")
+    def share(self, block: Tensor) -> Any:
+        if block.numel() <= _IN_TASK_BYTES:
+            return block.numpy()
         if not is_connected():
             raise PeerDied(LEFT)
         import ray
 
-        return PackedBlock([ray.put(block.numpy())], self.mechanism)
+        return ray.put(block.numpy())
 
     def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        return self._task(peer, _run, function, *args)
+        actor, answer = self._actors[peer], Future[Any]()
+        why = _NO_ACTOR if actor is None else "" if is_connected() else LEFT
+        if why:
+            answer.set_exception(PeerDied(f"{self.describe(peer)} is gone: {why}"))
+            return answer
+        try:
+            done = actor.__ray_call__.remote(_run, function, *args).future()
+        except Exception as error:  # noqa: BLE001 - Ray is down, or the handle is another cluster's
+            answer.set_exception(PeerDied(f"{self.describe(peer)} cannot be called: {error}"))
+            return answer
 
-    def post(
-        self, peer: int, function: Callable[..., Future[Any]], packed: PackedBlock, *args: Any
-    ) -> Future[Any]:
-        return self._task(peer, _run_post, pack_post(function, args), *packed.content)
+        def hear(done: Future[Any]) -> None:
+            error = done.exception()
+            with contextlib.suppress(InvalidStateError):
+                if error is None:
+                    done.result().tell(answer, self.describe(peer))
+                elif _is_death(error):
+                    if self._actors[peer] is actor:
+                        self._gone[peer] = _first_line(error)
+                    text = f"{self.describe(peer)} is gone: {_first_line(error)}"
+                    answer.set_exception(PeerDied(text))
+                else:
+                    answer.set_exception(error)
 
-    def _task(self, peer: int, run: Callable[..., Any], *args: Any) -> Future[Any]:
-        actor = self._actors[peer]
-
-        def note_death(why: str) -> None:
-            if self._actors[peer] is actor:
-                self._gone[peer] = why
-
-        return _submit(actor, lambda: self.describe(peer), note_death, run, *args)
+        done.add_done_callback(hear)
+        return answer
 
     def gone(self, peer: int) -> str | None:
         if self._actors[peer] is None:
@@ -113,64 +118,11 @@ class RayEngine(Engine):
         """Nothing to end: actors and cluster are their owner's."""
 
 
-def _submit(
-    actor: Any,
-    describe: Callable[[], str],
-    note_death: Callable[[str], None],
-    run: Callable[..., Any],
-    *args: Any,
-) -> Future[Any]:
-    """Have an actor run `run(actor, *args)`, which returns an outcome, perhaps pickled."""
-    answer: Future[Any] = Future()
-    if actor is None:
-        answer.set_exception(PeerDied(f"{describe()} is gone: {_NO_ACTOR}"))
-        return answer
-    if not is_connected():
-        answer.set_exception(PeerDied(f"{describe()} is gone: {LEFT}"))
-        return answer
-    try:
-        done = actor.__ray_call__.remote(run, *args).future()
-    except Exception as error:  # noqa: BLE001 - Ray is down, or the handle is of another cluster
-        answer.set_exception(PeerDied(f"{describe()} cannot be called: {error}"))
-        return answer
-
-    def hear(done: Future[Any]) -> None:
-        error = done.exception()
-        with contextlib.suppress(InvalidStateError):
-            if error is None:
-                answered = done.result()
-                outcome: Outcome = (
-                    pickle.loads(answered) if isinstance(answered, bytes) else answered
-                )
-                outcome.tell(answer, describe())
-            elif _is_death(error):
-                note_death(_first_line(error))
-                answer.set_exception(PeerDied(f"{describe()} is gone: {_first_line(error)}"))
-            else:
-                answer.set_exception(error)
-
-    done.add_done_callback(hear)
-    return answer
-
-
-def _in_pieces(block: Tensor) -> list[Any]:
-    return [piece.numpy().tobytes() for piece in block.split(_ARGUMENT_BYTES)]
-
-
 def _run(actor: Any, function: Callable[..., Any], *args: Any) -> Outcome:
-    return Outcome.of(function, args)
-
-
-def _run_post(actor: Any, data: bytes, *content: Any) -> Outcome | bytes:
-    outcome = run_post(data, _as_tensor(content)).result()
-    return pickle.dumps(outcome) if outcome.fine else outcome  # bytes are fastest in Ray
-
-
-def _as_tensor(content: Sequence[Any]) -> Tensor:
-    """The block, to read: in the object store all actors of a node map the same memory."""
-    if isinstance(content[0], bytes):
-        return as_tensor(np.frombuffer(b"".join(content), np.uint8))
-    return as_tensor(content[0])
+    outcome = Outcome.of(function, args)
+    if outcome.fine and isinstance(outcome.value, Future):
+        return Outcome.of(outcome.value.result, ())
+    return outcome
 
 
 def _is_death(error: BaseException) -> bool:

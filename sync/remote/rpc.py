@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sync.remote.engine import PackedBlock, PeerDied
+from sync.remote.engine import PeerDied
 from sync.remote.inbox import close_all
 from sync.remote.meeting import (
     LOOPBACK,
@@ -39,15 +39,7 @@ from sync.remote.meeting import (
     find_store,
     warn_if_exposed,
 )
-from sync.remote.pickled_calls import (
-    Outcome,
-    Packed,
-    pack,
-    pack_post,
-    run_post,
-    tell,
-    unpack_and_run,
-)
+from sync.remote.pickled_calls import Outcome, pack, run, tell
 from sync.remote.rpc_group import (
     MemberLost,
     join,
@@ -134,14 +126,6 @@ class RPCEngine(JoiningEngine):
 
     def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
         data, tensors = pack((function, args))
-        return self._send(peer, _run, data, *tensors)
-
-    def post(
-        self, peer: int, function: Callable[..., Future[Any]], packed: PackedBlock, *args: Any
-    ) -> Future[Any]:
-        return self._send(peer, _run_post, pack_post(function, args), packed.content)
-
-    def _send(self, peer: int, run: Callable[..., Any], *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self._pending[future] = peer
         if (why := self.gone(peer)) is not None:
@@ -149,7 +133,7 @@ class RPCEngine(JoiningEngine):
             return future
         name = self._names[peer]
         try:
-            sent = torch_rpc().rpc_async(name, run, args=args, timeout=0)
+            sent = _rpc().rpc_async(name, _run, args=(data, *tensors), timeout=0)
         except RuntimeError as error:
             self._fail(future, peer, str(error).splitlines()[0])
             return future
@@ -248,21 +232,14 @@ def _join(peer: int, store: Any, address: str, timeout: float) -> str:
 # -- what members run
 
 
-def _run(data: bytes, *tensors: Tensor) -> tuple[Any, ...]:
-    return _reply(Outcome.of(unpack_and_run, (data, tensors)).packed())
-
-
-def _reply(packed: Packed) -> tuple[Any, ...]:
-    return packed.data, *packed.tensors
-
-
-def _run_post(data: bytes, block: Tensor) -> torch.futures.Future[Any]:
+def _run(data: bytes, *tensors: Tensor) -> torch.futures.Future[Any]:
     replied: torch.futures.Future[Any] = torch.futures.Future()
 
     def reply(done: Future[Outcome]) -> None:
-        replied.set_result(_reply(done.result().packed(is_plain=True)))
+        packed = done.result().packed()
+        replied.set_result((packed.data, *packed.tensors))
 
-    run_post(data, block).add_done_callback(reply)
+    run(data, tensors).add_done_callback(reply)
     return replied
 
 
@@ -277,11 +254,11 @@ def _never(caller: str) -> torch.futures.Future[Any]:
 def _rpc() -> Any:
     """torch.distributed.rpc; it is loaded where it is used.
 
-    `_run_post` and `_never` return futures, for which RPC has a decorator. They are found by name,
+    `_run` and `_never` return futures, for which RPC has a decorator. They are found by name,
     in the peer too, so the decorated functions take their names.
     """
     rpc = torch_rpc()
-    for function in (_run_post, _never):
+    for function in (_run, _never):
         globals()[function.__name__] = rpc.functions.async_execution(function)
     return rpc
 

@@ -10,9 +10,9 @@
 
 | scheme | how a block travels |
 |---|---|
-| `distributed` | over a gloo connection with each worker; with more than four, nodes pass it on |
+| `distributed` | over a gloo connection with each worker |
 | `rpc` | as the tensor argument of a call |
-| `ray` | once into the object store, and once from there to each node; up to 384 KiB in the call |
+| `ray` | once into the object store, and once from there to each node; up to 96 KiB in the call |
 
 `remote/channel.py` keeps the next version while one is in flight, and `remote/inbox.py` is the
 worker's half. The engines are `remote/gloo.py`, `remote/rpc.py` and `remote/ray.py`.
@@ -28,7 +28,6 @@ from sync.model.strategy import WeightStrategy
 from sync.remote.channel import RemoteSender
 from sync.remote.engine import Engine
 from sync.remote.inbox import Inbox
-from sync.remote.tree import TreeSender
 from sync.scheme import WeightSyncScheme
 from sync.schemes import register
 
@@ -79,12 +78,8 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
 class DistributedWeightSyncScheme(RemoteWeightSyncScheme):
     """Over torch.distributed; the engine is a `sync.remote.gloo.DistributedEngine`.
 
-    With more than four workers, nodes pass versions on (`remote/tree.py`).
-
     backend: "gloo", the only one that can tell one peer's failure from another's.
     """
-
-    sender_channel = TreeSender
 
     def __init__(
         self,

@@ -10,12 +10,12 @@ from torch import nn
 
 from sync import RPCWeightSyncScheme
 from sync.remote.engine import Engine
-from sync.remote.pickled_calls import Outcome
+from sync.remote.pickled_calls import pack, run
 from tests.sync.support import in_one_thread
 
 
 class Threads(Engine):
-    """Runs calls in threads of this process, one for each delivery that waits for its answer."""
+    """Runs calls in threads of this process."""
 
     mechanism = "threads"
 
@@ -25,11 +25,12 @@ class Threads(Engine):
 
     def call(self, peer, function, *args):
         future = Future()
-        self.pool.submit(lambda: Outcome.of(function, args).tell(future, "this process"))
-        return future
 
-    def post(self, peer, function, packed, *args):
-        return self.call(peer, lambda: function(packed.content, *args).result())
+        def end(done):
+            done.result().tell(future, "this process")
+
+        self.pool.submit(lambda: run(*pack((function, args))).add_done_callback(end))
+        return future
 
     def gone(self, peer):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -17,17 +18,21 @@ def sent(thing):
     return unpack(packed.data, [tensor.clone() for tensor in packed.tensors])
 
 
-def test_nested_things_lambdas_and_tensors_come_out_the_same():
+def one_more(x):
+    return x + 1
+
+
+def test_nested_things_functions_and_tensors_come_out_the_same():
     td = TensorDict({"a": torch.arange(6).view(2, 3), "b": {"c": torch.rand(3, 2).T}}, [2])
-    there, number, function, empty = sent((td, torch.tensor(3.0), lambda x: x + 1, torch.ones(0)))
+    there, number, function, empty = sent((td, torch.tensor(3.0), one_more, torch.ones(0)))
     assert (there == td).all()
     assert number == 3.0
     assert function(1) == 2
     assert empty.shape == (0,)
 
 
-def test_tensors_travel_beside_the_pickle_and_not_in_it():
-    packed = pack({"weights": torch.zeros(100_000)})
+def test_arrays_travel_beside_the_pickle_and_not_in_it():
+    packed = pack({"weights": np.zeros(100_000, np.float32)})
     assert len(packed.data) < 1_000
     assert [tensor.numel() for tensor in packed.tensors] == [400_000]
 
@@ -37,9 +42,9 @@ def test_a_tensor_of_one_element_travels_whatever_its_stride():
     assert torch.equal(unpack(*pack(repeated)), torch.tensor([2.0]))
 
 
-def test_a_tensor_that_is_there_twice_travels_once():
-    tensor = torch.ones(3)
-    packed = pack([tensor, tensor])
+def test_an_array_that_is_there_twice_travels_once():
+    array = np.ones(3)
+    packed = pack([array, array])
     assert len(packed.tensors) == 1
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from sync import RPCWeightSyncScheme, WorkerRaised
@@ -15,28 +15,26 @@ from sync.model.block import NEVER
 from sync.model.strategy import WeightStrategy
 from sync.remote.channel import RemoteSender
 from sync.remote.engine import Engine, PeerDied
-from sync.remote.inbox import SUPERSEDED, Reply
+from sync.remote.inbox import SUPERSEDED, Reply, deliver
 from tests.sync.remote.support import Model, joined, send
 
 
 class Scripted(Engine):
-    """Notes what is posted; the test answers."""
+    """Notes what is delivered; the test answers."""
 
     num_peers = 2
 
     def __init__(self):
-        self.posts = []
+        self.deliveries = []
         self.dead = {}
 
     def call(self, peer, function, *args):
         future = Future()
-        future.set_result(None)
-        return future
-
-    def post(self, peer, function, packed, *args):
-        future = Future()
-        owner = args[2]
-        self.posts.append((peer, packed.content, owner, future))
+        if function is deliver:
+            block, _, _, owner = args
+            self.deliveries.append((peer, block, owner, future))
+        else:
+            future.set_result(None)
         return future
 
     def gone(self, peer):
@@ -69,19 +67,19 @@ class Sending:
         self.answer(reply(JOINED, owner, pid=7))
         assert [(a.worker, a.kind, a.pid) for a in self.channel.poll()] == [(worker, JOINED, 7)]
 
-    def answer(self, found, post=-1):
-        worker, _, _, future = self.engine.posts[post]
+    def answer(self, found, at=-1):
+        worker, _, _, future = self.engine.deliveries[at]
         future.set_result(Reply(found.answer._replace(worker=worker), found.owner))
 
-    def fail(self, error, post=-1):
-        self.engine.posts[post][-1].set_exception(error)
+    def fail(self, error, at=-1):
+        self.engine.deliveries[at][-1].set_exception(error)
 
     def kinds(self):
         return [(answer.kind, answer.version) for answer in self.channel.poll()]
 
-    def posted(self):
+    def delivered(self):
         """The blocks' versions; None for a question who is there."""
-        return [_version(block) for _, block, _, _ in self.engine.posts]
+        return [_version(block) for _, block, _, _ in self.engine.deliveries]
 
 
 def reply(kind, owner, **numbers):
@@ -89,7 +87,7 @@ def reply(kind, owner, **numbers):
 
 
 def _version(block):
-    return int(block[:8].view(torch.int64)) if block.numel() else None
+    return int(block[:8].view(np.int64)[0]) if block.size else None
 
 
 @pytest.fixture
@@ -112,22 +110,22 @@ def met(sending):
 
 def test_a_worker_is_asked_for_before_it_is_sent_anything(sending):
     sending.publish(0)
-    assert sending.posted() == [None]
+    assert sending.delivered() == [None]
     sending.join()
-    assert sending.posted() == [None]  # the core publishes again to whoever joined
+    assert sending.delivered() == [None]  # the core publishes again to whoever joined
     sending.publish(0)
-    assert sending.posted() == [None, 0]
-    assert sending.engine.posts[-1][2] == "a"
+    assert sending.delivered() == [None, 0]
+    assert sending.engine.deliveries[-1][2] == "a"
 
 
 def test_one_version_is_on_its_way_and_the_newest_waits(met):
     for version in (1, 2, 3):
         met.publish(version)
-    assert met.posted()[2:] == [1]
+    assert met.delivered()[2:] == [1]
     assert met.channel.due_ns() is not None
     met.answer(reply(APPLIED, "a", version=1))
     assert met.kinds() == [(APPLIED, 1)]
-    assert met.posted()[2:] == [1, 3]
+    assert met.delivered()[2:] == [1, 3]
     assert met.channel.due_ns() is None
 
 
@@ -170,10 +168,10 @@ def test_a_lost_worker_is_reported_once_and_then_nothing_is_sent_to_it(met):
     assert (answer.kind, answer.text) == (LOST, "died: peer 0 is gone: its host is gone")
     met.answer(reply(APPLIED, "a", version=1))
     assert met.kinds() == []
-    number = len(met.engine.posts)
+    number = len(met.engine.deliveries)
     met.publish(2)
     assert met.kinds() == []
-    assert len(met.engine.posts) == number
+    assert len(met.engine.deliveries) == number
 
 
 def test_another_process_in_a_lost_ones_place_is_asked_for(met):
@@ -182,11 +180,11 @@ def test_another_process_in_a_lost_ones_place_is_asked_for(met):
     assert met.kinds() == [(LOST, NEVER)]
     del met.engine.dead[0]
     met.channel.meet(0)
-    met.fail(PeerDied("it was killed"), post=-2)  # what was on its way to the predecessor
+    met.fail(PeerDied("it was killed"), at=-2)  # what was on its way to the predecessor
     assert met.kinds() == []
     met.join(owner="b")
     met.publish(1)
-    assert met.engine.posts[-1][2] == "b"
+    assert met.engine.deliveries[-1][2] == "b"
 
 
 def test_a_successor_that_nobody_was_told_of_joins_when_a_version_comes(met):
@@ -194,14 +192,14 @@ def test_a_successor_that_nobody_was_told_of_joins_when_a_version_comes(met):
     met.answer(reply(JOINED, "b", pid=8))
     assert met.kinds() == [(JOINED, NEVER)]
     met.publish(1)
-    assert met.engine.posts[-1][2] == "b"
+    assert met.engine.deliveries[-1][2] == "b"
 
 
 def test_a_worker_that_is_there_still_does_not_join_again(met):
     met.publish(1)
     met.channel.meet(0)
     met.answer(reply(JOINED, "a"))
-    met.answer(reply(APPLIED, "a", version=1), post=-2)
+    met.answer(reply(APPLIED, "a", version=1), at=-2)
     assert met.kinds() == [(APPLIED, 1)]
 
 
@@ -210,7 +208,7 @@ def test_a_worker_that_left_is_told_and_asked_for_when_it_is_sent_something(met)
     met.answer(reply(LEFT, ""))
     assert met.kinds() == [(LEFT, NEVER)]
     met.publish(2)
-    assert met.posted()[-1] is None
+    assert met.delivered()[-1] is None
     met.answer(reply(SUPERSEDED, ""))
     assert met.kinds() == []
 
@@ -221,19 +219,19 @@ def test_a_model_that_can_take_nothing_ends_the_question_who_is_there(sending):
     (answer,) = sending.channel.poll()
     assert (answer.kind, answer.version, answer.text) == (FAILED, NEVER, "another shape")
     assert sending.channel.poll() == []
-    assert len(sending.engine.posts) == 1
+    assert len(sending.engine.deliveries) == 1
 
 
-def test_all_workers_share_one_packed_block(sending):
-    packed = []
-    pack = sending.engine.pack_block
-    sending.engine.pack_block = lambda block: packed.append(block.numel()) or pack(block)
+def test_a_block_is_shared_once_for_all_workers(sending):
+    shared = []
+    share = sending.engine.share
+    sending.engine.share = lambda block: shared.append(block.numel()) or share(block)
     sending.publish(0, workers=(0, 1))
-    sending.answer(reply(JOINED, "a"), post=0)
-    sending.answer(reply(JOINED, "b"), post=1)
+    sending.answer(reply(JOINED, "a"), at=0)
+    sending.answer(reply(JOINED, "b"), at=1)
     sending.channel.poll()
     sending.publish(1, workers=(0, 1))
-    assert packed == [0, 0, sending.binding.layout.nbytes]
+    assert shared == [sending.binding.layout.nbytes]
     nbytes = 2 * sending.binding.layout.nbytes
     assert sending.channel.moved == {"unnamed": {"versions": 2, "bytes": nbytes}}
 
@@ -243,19 +241,16 @@ def test_all_workers_share_one_packed_block(sending):
 
 def refuse_once(engine):
     """Have the engine's store be full when it is given the next block."""
-    pack = engine.pack_block
 
     def full(block):
-        if not block.numel():
-            return pack(block)
-        del engine.pack_block
+        del engine.share
         raise MemoryError("the store is full")
 
-    engine.pack_block = full
+    engine.share = full
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["sent at once", "sent after an answer"])
-def test_a_version_that_cannot_be_posted_is_reported_and_the_next_is_applied(waits):
+def test_a_version_that_cannot_be_shared_is_reported_and_the_next_is_applied(waits):
     with joined(Model(), Model()) as (scheme, ours, receiver, theirs):
         if waits:
             with receiver.reading():
@@ -276,9 +271,9 @@ def test_a_version_that_cannot_be_posted_is_reported_and_the_next_is_applied(wai
 def test_a_version_that_is_lost_on_its_way_does_not_hold_up_the_next():
     with joined(Model(), Model()) as (scheme, ours, receiver, theirs):
         engine, lost = scheme._engine, Future()
-        engine.post = lambda *args: lost
+        engine.call = lambda *args: lost
         send(scheme, ours, 1)
-        del engine.post
+        del engine.call
         send(scheme, ours, 2)
         lost.set_exception(RuntimeError("gone astray"))
         with pytest.raises(WorkerRaised, match="gone astray"):

@@ -75,7 +75,7 @@ def ended(call):
     future = Future()
     try:
         future.set_result(call())
-    except Exception as error:  # noqa: BLE001 - the caller of the post must hear of it
+    except Exception as error:  # noqa: BLE001 - the caller must hear of it
         future.set_exception(error)
     return future
 
@@ -93,7 +93,7 @@ def test_blocks_of_all_sizes_arrive_as_they_were_sent_in_both_directions_at_once
             block = block_of(draw.choice(SIZES), number)
             if draw.random() < 0.5:
                 wanted = number + int(block.sum(dtype=torch.int64))
-                sent.append((end.post(total, block, number), wanted))
+                sent.append((end.call(total, block, number), wanted))
             else:
                 others = [block, block_of(draw.choice(SIZES), number + 1)]
                 sent.append((end.call(one_more_of_each, *others), [b + 1 for b in others]))
@@ -116,9 +116,23 @@ def test_blocks_of_all_sizes_arrive_as_they_were_sent_in_both_directions_at_once
 
 def test_a_block_that_was_kept_stays_what_it_was(ends):
     for number in range(12):
-        ends[0].post(keep, block_of(300_000, number)).result(WAIT_S)
+        ends[0].call(keep, block_of(300_000, number)).result(WAIT_S)
     for number, block in enumerate(_kept):
         assert torch.equal(block, block_of(300_000, number))
+    _kept.clear()
+
+
+def test_memory_of_a_large_block_is_used_again_once_the_block_is_released(ends):
+    nbytes = (16 << 20) + 8
+    for number in range(2):
+        ends[0].call(keep, block_of(nbytes, number)).result(WAIT_S)
+    places = [block.data_ptr() for block in _kept]
+    assert len(set(places)) == 2
+    part = _kept[0][8:]  # refers to the memory of the whole block
+    _kept.clear()
+    ends[0].call(keep, block_of(nbytes, 2)).result(WAIT_S)
+    assert _kept[0].data_ptr() == places[1]
+    assert torch.equal(part, block_of(nbytes, 0)[8:])
     _kept.clear()
 
 
@@ -129,10 +143,10 @@ def keep(block):
 _kept: list[torch.Tensor] = []
 
 
-def test_a_post_without_an_answer_yet_delays_no_other_call(ends):
-    slow = [ends[0].post(when_told, torch.zeros(8, dtype=torch.uint8)) for _ in range(3)]
+def test_a_call_without_an_answer_yet_delays_no_other_call(ends):
+    slow = [ends[0].call(when_told, torch.zeros(8, dtype=torch.uint8)) for _ in range(3)]
     assert ends[0].call(one_more, torch.zeros(2)).result(WAIT_S).tolist() == [1.0, 1.0]
-    assert ends[0].post(total, torch.ones(8, dtype=torch.uint8), 1).result(WAIT_S) == 9
+    assert ends[0].call(total, torch.ones(8, dtype=torch.uint8), 1).result(WAIT_S) == 9
     assert not any(future.done() for future in slow)
     for answer in _answers:
         answer.set_result("told")
@@ -148,9 +162,9 @@ _answers: list[Future] = []
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_what_a_post_raises_is_raised_here_with_its_traceback(ends, later):
+def test_what_a_call_raises_is_raised_here_with_its_traceback(ends, later):
     with pytest.raises(ZeroDivisionError) as raised:
-        ends[0].post(divide, torch.zeros(4, dtype=torch.uint8), later).result(WAIT_S)
+        ends[0].call(divide, torch.zeros(4, dtype=torch.uint8), later).result(WAIT_S)
     assert "in rank 1" in raised.value.__notes__[0]
     assert "1 // int(block.sum())" in raised.value.__notes__[0]
 
@@ -163,7 +177,7 @@ def divide(block, later):
 
 
 def test_both_ends_end_when_one_is_closed_and_say_so(ends):
-    waiting = ends[0].post(when_told, torch.zeros(4, dtype=torch.uint8))
+    waiting = ends[0].call(when_told, torch.zeros(4, dtype=torch.uint8))
     ends[1].close()
     with pytest.raises(PeerDied, match="rank 1 is gone: it left"):
         waiting.result(WAIT_S)
@@ -174,9 +188,9 @@ def test_an_end_that_can_read_no_more_says_why(ends):
     def none_left(nbytes):
         raise OSError("no memory is left")
 
-    waiting = ends[1].post(when_told, torch.zeros(4, dtype=torch.uint8))
+    waiting = ends[1].call(when_told, torch.zeros(4, dtype=torch.uint8))
     ends[1]._receive = none_left
-    ends[0].post(total, torch.zeros(300_000, dtype=torch.uint8), 0)
+    ends[0].call(total, torch.zeros(300_000, dtype=torch.uint8), 0)
     with pytest.raises(PeerDied, match="rank 0 is gone: OSError: no memory is left"):
         waiting.result(WAIT_S)
     assert ends[1].ended.wait(WAIT_S)
@@ -246,7 +260,7 @@ class SlowGroup:
 def test_a_block_that_takes_longer_than_silence_may_last_is_not_taken_for_death(ends):
     ends[0]._group = SlowGroup(ends[0]._group)
     block = torch.ones(64 << 20, dtype=torch.uint8)  # more than a minute; 20 s may be silent
-    assert ends[0].post(total, block, 1).result(WAIT_S) == block.numel() + 1
+    assert ends[0].call(total, block, 1).result(WAIT_S) == block.numel() + 1
 
 
 def test_all_peers_of_an_engine_are_closed_in_the_time_of_one():

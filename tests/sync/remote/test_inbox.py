@@ -11,7 +11,6 @@ from sync.channel import APPLIED, FAILED, JOINED, LEFT, Answer
 from sync.local.waiting import wait_for
 from sync.model.block import NEVER, Layout, private_snapshot
 from sync.remote.inbox import (
-    MISSING,
     NOTHING,
     SUPERSEDED,
     Inbox,
@@ -19,7 +18,6 @@ from sync.remote.inbox import (
     close_all,
     close_inbox,
     deliver,
-    expect_worker,
 )
 
 
@@ -52,7 +50,7 @@ def block(number):
 
 
 def delivered(key, inbox, number):
-    return deliver(block(number), key, 0, inbox.owner, number)
+    return deliver(block(number), key, 0, inbox.owner)
 
 
 def taken(inbox):
@@ -96,36 +94,9 @@ def test_a_newer_delivery_takes_an_older_ones_place(inbox, key):
     assert not newer.done()
 
 
-def test_a_version_that_comes_on_two_ways_is_taken_once_and_answered_on_both(inbox, key):
-    first = delivered(key, inbox, 5)
-    assert taken(inbox) == 5
-    again = delivered(key, inbox, 5)
-    assert not inbox.has_news()
-    inbox.answer(Answer(0, APPLIED, 5))
-    late = delivered(key, inbox, 5)
-    assert [kind(future) for future in (first, again, late)] == [APPLIED] * 3
-    assert not inbox.has_news()
-
-
-def test_who_asks_for_a_version_hears_the_answer_to_it_or_that_it_is_missing(inbox, key):
-    first = delivered(key, inbox, 5)
-    asked = deliver(NOTHING, key, 0, inbox.owner, 5)
-    assert kind(deliver(NOTHING, key, 0, inbox.owner, 6)) == MISSING
-    assert taken(inbox) == 5
-    inbox.answer(Answer(0, APPLIED, 5))
-    assert [kind(first), kind(asked)] == [APPLIED] * 2
-
-
-def test_a_delivery_that_was_overtaken_on_another_way_is_dropped(inbox, key):
-    newer = delivered(key, inbox, 6)
-    assert kind(delivered(key, inbox, 5)) == SUPERSEDED
-    assert taken(inbox) == 6
-    assert not newer.done()
-
-
 def test_a_block_for_a_predecessor_is_dropped(inbox, key):
-    assert deliver(block(1), key, 0, "another", 1).result(0).owner == inbox.owner
-    assert kind(deliver(block(1), key, 0, "another", 1)) == JOINED
+    assert deliver(block(1), key, 0, "another").result(0).owner == inbox.owner
+    assert kind(deliver(block(1), key, 0, "another")) == JOINED
     assert not inbox.has_news()
 
 
@@ -146,7 +117,7 @@ def test_who_left_says_so_until_another_is_expected(inbox, key):
     inbox.close()
     assert [kind(first), kind(waiting)] == [LEFT, LEFT]
     assert kind(deliver(NOTHING, key, 0, "")) == LEFT
-    expect_worker(key, 0)
+    Inbox(key, LAYOUT, 0)
     assert not deliver(NOTHING, key, 0, "").done()
 
 
