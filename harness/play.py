@@ -104,7 +104,7 @@ def perform(
             try:
                 (episode,) = play(
                     policy, [env], [seed + number], max_steps=max_steps, see=film_with(film)
-                )
+                ).episodes
             except gym.error.DependencyNotInstalled as error:
                 raise CannotPlay(f"{config.env.id} cannot be rendered: {error}") from error
             cut = "" if episode.ended else ", where it was cut"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_ENVIRONMENTS, _POLICY, _ACTIONS, _NEXT, _FACTORY = range(5)
+_ENVIRONMENTS, _POLICY, _ACTIONS, _NEXT, _FACTORY, _EVALUATION = range(6)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,14 @@ class Seeds:
 
     def seed_streams(self) -> None:
         """Seed this process's global streams, which policies and environments draw from."""
-        torch_seed, numpy_seed, python_seed = self._words(_POLICY, 3)
+        self._seed_streams(_POLICY)
+
+    def seed_evaluation(self) -> None:
+        """Seed the global streams for an evaluation, which shares no stream with training."""
+        self._seed_streams(_EVALUATION)
+
+    def _seed_streams(self, purpose: int) -> None:
+        torch_seed, numpy_seed, python_seed = self._words(purpose, 3)
         torch.manual_seed(torch_seed)
         np.random.seed(numpy_seed)
         random.seed(python_seed)

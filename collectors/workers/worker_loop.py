@@ -131,6 +131,7 @@ class Worker:
         self._handed_over = 0  # the serial of the last block
         self._seen = 0
         self._paused = False
+        self._rested_s = 0.0  # in pauses within a batch
         self._blocks: list[FrameBlock] = []
         self._close_env = True
         self._environments: Environments | None = None
@@ -235,7 +236,7 @@ class Worker:
         self._order = order
         if rollout.apply_at != "episode":
             self._take_due()
-        began = time.monotonic()
+        began, rested_before = time.monotonic(), self._rested_s
         if not self._blocks:
             self._share(rollout.plan(self.num_steps))
         frames = self._blocks[order.block]
@@ -243,7 +244,7 @@ class Worker:
         steps = rollout.collect(frames)
         self._order = None
         count = counters[FRAMES] - before
-        made_s = time.monotonic() - began
+        made_s = time.monotonic() - began - (self._rested_s - rested_before)
         ended_ns = time.perf_counter_ns()
         self.pipe.send(Filled(order.serial, order.block, steps, count, made_s, ended_ns))
         self._handed_over = order.serial
@@ -260,8 +261,10 @@ class Worker:
         counters = self.counters.values
         if counters[MESSAGES] != self._seen:
             self._read_messages()
+            rested_at = time.monotonic()
             while self._paused:
                 self._rest()
+            self._rested_s += time.monotonic() - rested_at
         return self._order is None or counters[CUT] != self._order.serial
 
     def _read_messages(self) -> None:

@@ -49,18 +49,23 @@ class Actor(nn.Module):
 
     def forward(self, observation: Tensor, state: Tensor | None = None) -> tuple[Tensor, ...]:
         """Act on observations [N, ...], as `tensordict.nn.interaction_type()` says."""
-        inputs = self.prepare(observation)
-        carried: tuple[Tensor, ...] = ()
-        if isinstance(self.encoder, RecurrentEncoder):
-            if state is None:  # a collector asks for the initial state
-                state = self.encoder.initial_state(len(inputs))
-            features, after = self.encoder(inputs, state)
-            carried = (after,)
-        else:
-            features = self.encoder(inputs)
-        parameters = self.head(features)
+        parameters, *carried = self._distribution(observation, state)
         action = self.head.act(parameters, interaction_type())
         return (action, self.head.log_prob(parameters, action), *carried)
+
+    def entropy(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        """The entropy [N] of the actions' distributions, for an evaluation."""
+        return self.head.entropy(self._distribution(observation, state)[0])
+
+    def _distribution(self, observation: Tensor, state: Tensor | None) -> tuple[Tensor, ...]:
+        """The parameters of the distribution of actions; of a recurrent policy the next state."""
+        inputs = self.prepare(observation)
+        if not isinstance(self.encoder, RecurrentEncoder):
+            return (self.head(self.encoder(inputs)),)
+        if state is None:  # a collector asks for the initial state
+            state = self.encoder.initial_state(len(inputs))
+        features, after = self.encoder(inputs, state)
+        return self.head(features), after
 
     def initial_state(self, num_envs: int) -> dict[str, Tensor]:
         """The initial state of an episode, by in_key."""

@@ -85,10 +85,20 @@ class DQNPolicy(nn.Module):
         """Act on observations [N, ...], as `tensordict.nn.interaction_type()` says."""
         action = self.network(observation).argmax(-1)
         if wants_sample(interaction_type()):
-            epsilon = self.epsilon[min(self.worker_idx, len(self.epsilon) - 1)]
-            explores = torch.rand(action.shape, device=action.device) < epsilon
+            explores = torch.rand(action.shape, device=action.device) < self._share_at_random()
             action = torch.where(explores, torch.randint_like(action, self.num_actions), action)
         return action + self.first_action
+
+    def entropy(self, observation: Tensor) -> Tensor:
+        """The entropy [N] of the actions, for an evaluation: it only depends on epsilon."""
+        others = self._share_at_random() / self.num_actions
+        best = 1 - (self.num_actions - 1) * others
+        entropy = torch.special.entr(best) + (self.num_actions - 1) * torch.special.entr(others)
+        return entropy.expand(len(observation))
+
+    def _share_at_random(self) -> Tensor:
+        """The epsilon of the worker that this policy acts in."""
+        return self.epsilon[min(self.worker_idx, len(self.epsilon) - 1)]
 
 
 def epsilons(config: DQNConfig, num_workers: int) -> list[float]:

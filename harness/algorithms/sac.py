@@ -72,6 +72,12 @@ class SACPolicy(nn.Module):
             mean = mean + torch.randn_like(mean) * log_std.exp()
         return unflat(mean.tanh() * self.scale + self.centre, self.shape)
 
+    def entropy(self, observation: Tensor) -> Tensor:
+        """The entropy [N] of the actions, for an evaluation: estimated from one action each."""
+        inputs = self.prepare(observation)
+        noise = torch.randn(len(inputs), math.prod(self.shape), device=inputs.device)
+        return -self.sample(inputs, noise)[1]
+
     def prepare(self, observation: Tensor) -> Tensor:
         """The observation as a vector of floats, normalised if that is asked for."""
         value = observation.float()

@@ -241,11 +241,15 @@ def check(config: Config) -> None:
 
 def _check_evaluation(config: Config) -> None:
     evaluation, env = config.evaluation, config.env
-    plays = evaluation.at_end or evaluation.every_frames is not None
-    if plays and env.vectorisation == "native" and find(env.id).entry_point is None:
+    asked = evaluation.in_training
+    if (
+        (evaluation.at_end or asked)
+        and env.vectorisation == "native"
+        and find(env.id).entry_point is None
+    ):
         raise ConfigError(
             f"env.id={env.id} exists only as a vector, but evaluation needs single environments; "
-            "use evaluation.at_end=false evaluation.every_frames=null"
+            + " ".join(["use evaluation.at_end=false", *(f"evaluation.{o}=null" for o in asked)])
         )
 
 

@@ -1,4 +1,9 @@
-"""Evaluation of the deterministic policy, in separate environments with their own seeds."""
+"""Evaluation of the newest weights, in separate environments with their own seeds.
+
+Each evaluation plays the same episodes twice: once with the most likely actions (greedy), once with
+sampled ones. No worker is involved, so neither the age of the weights that act nor the randomness
+of the policy is mixed into the greedy return.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor, nn
 
 from collectors.rollout.seeds import Seeds, untouched_streams
+from collectors.rollout.spaces import action_leaf
 from harness.environments.wrappers import TellOwnEpisode, as_number
 
 log = logging.getLogger(__name__)
@@ -26,11 +32,18 @@ class Episode(NamedTuple):
     ended: bool  # else it was cut
 
 
+class Play(NamedTuple):
+    """What was played."""
+
+    episodes: list[Episode]
+    entropy: float | None  # of the policy, mean over all steps; None if it was not measured
+
+
 class Evaluator:
     """Plays the same episodes with every policy that it is given.
 
-    Episode i starts from seed + i each time, and is cut after `max_steps`. Nothing here moves a
-    random stream that training draws from: not Python's, not numpy's, not torch's.
+    Episode i starts from seed + i each time, and is cut after `max_steps`. What is random in the
+    actions is drawn from streams that no training uses, and the streams of training are as before.
     """
 
     def __init__(
@@ -49,26 +62,34 @@ class Evaluator:
         self._envs: list[gym.Env] = []
 
     def run(self, policy: nn.Module) -> dict[str, float]:
-        """The mean and spread of the episodes' returns, and their mean length, as metrics."""
+        """Mean and spread of the returns, greedy and sampled, and the policy's entropy."""
         with untouched_streams():
             for seed in self.seeds[len(self._envs) :]:
-                Seeds(seed).seed_streams()
+                Seeds(seed).seed_evaluation()
                 env = self._factory()
                 assert isinstance(env, gym.Env)
                 self._envs.append(env)
-            Seeds(self.seeds[0]).seed_streams()
-            episodes = play(policy, self._envs, self.seeds, max_steps=self.max_steps)
-        if cut := sum(not episode.ended for episode in episodes):
-            log.warning(
-                "%d of %d episodes had not ended after evaluation.max_steps=%d and were cut there",
-                *(cut, len(episodes), self.max_steps),
-            )
-        totals = np.array([episode.total for episode in episodes])
-        return {
+            greedy, sampled = (self._play(policy, sampled=sampled) for sampled in (False, True))
+        totals = np.array([episode.total for episode in greedy.episodes])
+        metrics = {
             "eval/return": float(totals.mean()),
             "eval/return_std": float(totals.std()),
-            "eval/length": float(np.mean([episode.length for episode in episodes])),
+            "eval/length": float(np.mean([episode.length for episode in greedy.episodes])),
+            "eval/return_sampled": float(np.mean([episode.total for episode in sampled.episodes])),
         }
+        if sampled.entropy is not None:
+            metrics["eval/entropy"] = sampled.entropy
+        return metrics
+
+    def _play(self, policy: nn.Module, *, sampled: bool) -> Play:
+        Seeds(self.seeds[0]).seed_evaluation()
+        played = play(policy, self._envs, self.seeds, max_steps=self.max_steps, sampled=sampled)
+        if cut := sum(not episode.ended for episode in played.episodes):
+            log.warning(
+                "%d of %d episodes had not ended after evaluation.max_steps=%d and were cut there",
+                *(cut, len(played.episodes), self.max_steps),
+            )
+        return played
 
     def close(self) -> None:
         """Close the environments."""
@@ -84,21 +105,24 @@ def play(
     seeds: list[int],
     *,
     max_steps: int,
+    sampled: bool = False,
     see: Callable[[gym.Env], Any] | None = None,
-) -> list[Episode]:
-    """Play one episode in each environment, side by side; the policy acts deterministically.
+) -> Play:
+    """Play one episode in each environment, side by side.
 
     max_steps: where an episode that has not ended is cut.
+    sampled: draw the actions from the policy; else it takes the most likely ones.
     see: called with each environment after its reset and after every step.
     """
     observations = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
-    carried = Carried(policy, len(envs))
+    carried = Carried(policy, len(envs), envs[0].action_space, measures_entropy=sampled)
+    mode = InteractionType.RANDOM if sampled else InteractionType.DETERMINISTIC
     episodes = [Episode(0.0, 0, ended=False)] * len(envs)
     playing = list(range(len(envs)))
     if see is not None:
         for env in envs:
             see(env)
-    with set_interaction_type(InteractionType.DETERMINISTIC):
+    with set_interaction_type(mode):
         for step in range(1, max_steps + 1):
             if not playing:
                 break
@@ -116,7 +140,7 @@ def play(
                     episodes[i] = episodes[i]._replace(ended=False)
                 elif ended:
                     playing.remove(i)
-    return episodes
+    return Play(episodes, carried.entropy)
 
 
 def _after(env: gym.Env, total: float, length: int, ended: bool) -> Episode:
@@ -139,9 +163,19 @@ def _go_on(env: gym.Env) -> Any:
 
 
 class Carried:
-    """A policy called with tensors, and the state that it carries from step to step."""
+    """A policy called with tensors, and the state that it carries from step to step.
 
-    def __init__(self, policy: nn.Module, num_envs: int):
+    measures_entropy: if the policy has a method `entropy`, with the arguments of `forward`.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        num_envs: int,
+        action_space: gym.Space[Any],
+        *,
+        measures_entropy: bool = False,
+    ):
         self.policy = policy
         parameter = next(policy.parameters(), None)
         self.device = torch.device("cpu") if parameter is None else parameter.device
@@ -152,6 +186,14 @@ class Carried:
             state = policy.initial_state(num_envs)  # type: ignore[operator]
             self.state = {key: state[key] for key in in_keys[1:]}
         self._initial = {key: value.clone() for key, value in self.state.items()}
+        self._action_type = action_leaf(action_space).dtype
+        self._measures_entropy = measures_entropy and hasattr(policy, "entropy")
+        self._entropies: list[Tensor] = []
+
+    @property
+    def entropy(self) -> float | None:
+        """The policy's mean entropy where it has acted; None if it was not measured."""
+        return float(torch.cat(self._entropies).mean()) if self._entropies else None
 
     def clear(self, which: int) -> None:
         """Start anew what is carried for an environment."""
@@ -160,10 +202,12 @@ class Carried:
 
     def act(self, observation: Tensor, which: list[int]) -> np.ndarray:
         """Actions for the environments in `which`, whose observations these are."""
-        states = [value[which] for value in self.state.values()]
-        result = self.policy(observation.to(self.device), *states)
+        inputs = [observation.to(self.device), *(value[which] for value in self.state.values())]
+        if self._measures_entropy:
+            self._entropies.append(self.policy.entropy(*inputs))  # type: ignore[operator]
+        result = self.policy(*inputs)
         values = result if isinstance(result, tuple) else (result,)
         outputs: dict[Any, Tensor] = dict(zip(self.out_keys, values, strict=True))
         for key, value in self.state.items():
             value[which] = outputs["next", key]
-        return outputs["action"].cpu().numpy()
+        return outputs["action"].cpu().numpy().astype(self._action_type, copy=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-LESS_LOG = "record, evaluate and save less often (log_every_frames, evaluation, checkpoint)"
+LESS_LOG = "record and save less often (log_every_frames, checkpoint)"
 CHEAPER_UPDATES = "make updates cheaper (larger minibatches, fewer epochs, device=cuda)"
 RARER_VERSIONS = "publish less often (sync.interval), or apply once a batch (sync.apply_at=batch)"
 MORE_FRAMES = {

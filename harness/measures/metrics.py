@@ -201,7 +201,7 @@ def lag_histogram(lags: Mapping[int, int]) -> Histogram:
 
 
 class Clock:
-    """Where the time goes, by phase.
+    """Where the time goes, by phase. Pauses for evaluations are in no phase.
 
     tell: called with the name of each phase that ends, its start and its end (perf_counter).
     """
@@ -209,6 +209,7 @@ class Clock:
     def __init__(self, tell: Callable[[str, float, float], None] | None = None) -> None:
         self._tell = tell
         self.total = dict.fromkeys(PHASES, 0.0)
+        self.evaluate_s = 0.0
         self._fresh = dict.fromkeys(PHASES, 0.0)
         self._read_at = self.started_at = time.perf_counter()
 
@@ -225,6 +226,19 @@ class Clock:
             if self._tell is not None:
                 self._tell(work or name, start, end)
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Leave the time in here out of all phases and of the time in all."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            end = time.perf_counter()
+            self.evaluate_s += end - start
+            self._read_at += end - start
+            if self._tell is not None:
+                self._tell("evaluate", start, end)
+
     def read(self) -> tuple[dict[str, float], float]:
         """Seconds of each phase since the last reading, and of everything."""
         now = time.perf_counter()
@@ -234,8 +248,8 @@ class Clock:
 
     @property
     def wall_s(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self.started_at
+        """Seconds since the start, less those of evaluations."""
+        return time.perf_counter() - self.started_at - self.evaluate_s
 
 
 def percentiles(values: list[float], name: str) -> dict[str, float]:

@@ -40,12 +40,20 @@ class EnvConfig(Options):
 
 @dataclass
 class EvaluationConfig(Options):
-    """Episodes of the deterministic policy, in separate environments with their own seeds."""
+    """Episodes of the newest weights, in separate environments with their own seeds."""
 
-    every_frames: Count | None = None  # evaluate this often; null: not during training
-    num_episodes: Count = 10  # episodes of one evaluation
+    every_frames: Count | None = None  # evaluate this often; null: not by frames
+    every_updates: Count | None = None  # evaluate this often; null: not by updates
+    times: Count | None = None  # this many evaluations at equal gaps of frames, the last at the end
+    num_episodes: Count = 10  # of one evaluation, greedy, and as many again with sampled actions
     max_steps: Count = 100_000  # end an evaluation episode after this many steps
-    at_end: bool = True  # evaluate once after training
+    at_end: bool = True  # evaluate after training
+
+    @property
+    def in_training(self) -> dict[str, int]:
+        """What asks for evaluations during training: option and value."""
+        names = ("every_frames", "every_updates", "times")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 @dataclass

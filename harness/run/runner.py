@@ -114,6 +114,7 @@ class Runner:
         self._counted_before: dict[str, float] = {}  # by the runs that this one goes on from
         # The frames at which each of these was last done.
         self._logged_at = self._evaluated_at = 0
+        self._evaluated_after = 0  # updates
         self._saved = self._stand()
         self._started_at = 0
 
@@ -223,7 +224,7 @@ class Runner:
     def tell(self) -> None:
         """Evaluate if that is due, and write a record: of every evaluation, at its own frames."""
         try:
-            if self._is_due(self.config.evaluation.every_frames, self._evaluated_at):
+            if self._evaluation_is_due():
                 self.evaluate()
         except Exception:  # a search that has seen enough, say
             self._record()
@@ -245,19 +246,32 @@ class Runner:
 
     def attend(self) -> None:
         """Checkpoint and signals, if they are due; the run's state is whole here."""
-        if self._is_due(self.config.checkpoint.every_frames, self._saved.frames):
+        if passed(self.config.checkpoint.every_frames, self._saved.frames, self.frames):
             self.save()
         self.interruption.check()
 
-    def _is_due(self, every_frames: int | None, last: int) -> bool:
-        """Whether a multiple of `every_frames` was passed since the last time."""
-        return every_frames is not None and self.frames // every_frames > last // every_frames
+    def _evaluation_is_due(self) -> bool:
+        """Whether one of the options asks for an evaluation since the last one."""
+        options, last = self.config.evaluation, self._evaluated_at
+        times, total = options.times or 0, self.config.total_frames
+        return (
+            passed(options.every_frames, last, self.frames)
+            or passed(options.every_updates, self._evaluated_after, self.updates)
+            or passed(total, times * last, times * self.frames)
+        )
 
     def evaluate(self) -> None:
-        """Play the deterministic policy; the figures go into the record of these frames."""
-        with self.clock.phase("log", "evaluate"), self.interruption.unchanged():
-            self._evaluated = self._last_evaluation = self.play()
-        self._evaluated_at = self.frames
+        """Play the newest weights; the figures go into the record of these frames.
+
+        Workers stand still meanwhile: none runs ahead, so the lag of their frames is that of a run
+        without evaluations.
+        """
+        before_s = self.clock.evaluate_s
+        with self.clock.evaluating(), self.collector.pause(), self.interruption.unchanged():
+            self._last_evaluation = self.play()
+        spent_s = self.clock.evaluate_s - before_s
+        self._evaluated = {**self._last_evaluation, "time/evaluate_s": spent_s}
+        self._evaluated_at, self._evaluated_after = self.frames, self.updates
 
     def save(self) -> None:
         """Write a checkpoint of everything that a resumed run needs, unless there is one."""
@@ -345,6 +359,7 @@ class Runner:
             **self.counts(),
             **self._virtual_time(),
             **{f"time/{phase}_s": spent for phase, spent in self.clock.total.items()},
+            "time/evaluate_s": self.clock.evaluate_s,
         }
 
     # -- going on later
@@ -360,6 +375,7 @@ class Runner:
             "dropped": self.dropped,
             "logged_at": self._logged_at,
             "evaluated_at": self._evaluated_at,
+            "evaluated_after": self._evaluated_after,
             "last_evaluation": self._last_evaluation,
             "counts": self.counts(),
             "trained": self._trained.state_dict(),
@@ -382,6 +398,8 @@ class Runner:
         self.dropped = int(state["dropped"])
         self._logged_at = int(state["logged_at"])
         self._evaluated_at = int(state["evaluated_at"])
+        # Checkpoints of earlier versions lack it.
+        self._evaluated_after = int(state.get("evaluated_after", self.updates))
         self._saved = self._stand()
         self._last_evaluation = _floats(state["last_evaluation"])
         # What was on its way then is gone on with only where it is simulated.
@@ -398,6 +416,11 @@ class Runner:
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()
+
+
+def passed(every: int | None, last: int, now: int) -> bool:
+    """Whether a multiple of `every` lies after `last` and not after `now`."""
+    return every is not None and now // every > last // every
 
 
 def _floats(values: dict[str, Any]) -> dict[str, float]:

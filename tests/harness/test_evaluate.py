@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from tensordict.nn import InteractionType, interaction_type
+from tensordict.nn import InteractionType, interaction_type, set_interaction_type
 from torch import nn
 
+from collectors.rollout.seeds import Seeds
+from harness.algorithms.dqn import DQN
 from harness.algorithms.interface import Setup
 from harness.algorithms.ppo import PPO
+from harness.algorithms.sac import SAC
 from harness.environments.evaluate import Evaluator
 from harness.environments.factory import EnvFactory, single
-from harness.options import EnvConfig, LSTMConfig, MLPConfig, PPOConfig
+from harness.options import DQNConfig, EnvConfig, LSTMConfig, MLPConfig, PPOConfig, SACConfig
 
 
 class Counting(gym.Env):
@@ -48,11 +51,11 @@ class Always(nn.Module):
     def __init__(self):
         super().__init__()
         self.sizes = []
-        self.modes = set()
+        self.modes = []
 
     def forward(self, observation):
         self.sizes.append(len(observation))
-        self.modes.add(interaction_type())
+        self.modes.append(interaction_type())
         torch.rand(1)
         return torch.ones(len(observation), dtype=torch.int64)
 
@@ -62,10 +65,13 @@ def test_every_episode_counts_once_and_the_figures_are_theirs(counting):
     result = Evaluator(EnvFactory(single(counting)), episodes=3, seed=2).run(
         policy
     )  # lengths 2, 3 and 4
-    assert result["eval/return"] == result["eval/length"] == 3.0
+    assert result["eval/return"] == result["eval/return_sampled"] == result["eval/length"] == 3.0
     assert result["eval/return_std"] == pytest.approx(np.std([2, 3, 4]))
-    assert policy.sizes == [3, 3, 2, 1]  # finished environments are left alone
-    assert policy.modes == {InteractionType.DETERMINISTIC}
+    assert policy.sizes == [3, 3, 2, 1] * 2  # finished environments are left alone
+    greedy, sampled = policy.modes[:4], policy.modes[4:]
+    assert {*greedy} == {InteractionType.DETERMINISTIC}
+    assert {*sampled} == {InteractionType.RANDOM}
+    assert "eval/entropy" not in result  # this policy does not tell it
 
 
 def test_an_episode_without_an_end_is_cut_and_named(counting, caplog):
@@ -100,6 +106,82 @@ def test_a_learners_policy_is_played_deterministically_and_left_as_it_was(model)
     for name, value in policy.state_dict().items():
         assert torch.equal(value, before[name])
     evaluator.close()
+
+
+def policy_of(kind):
+    """A learner's policy, and the spaces that it is made for."""
+    observations, discrete = Box(-1, 1, (4,), np.float32), Discrete(3)
+    continuous = Box(-2, 2, (2,), np.float32)
+    model = LSTMConfig(hidden_sizes=[8]) if kind == "lstm" else MLPConfig(hidden_sizes=[8])
+    match kind:
+        case "dqn":
+            return DQN(DQNConfig(epsilon_start=0.3), Setup(observations, discrete, model)).policy
+        case "sac":
+            return SAC(SACConfig(), Setup(observations, continuous, model)).policy
+        case "gaussian":
+            return PPO(PPOConfig(), Setup(observations, continuous, model)).policy
+    return PPO(PPOConfig(), Setup(observations, discrete, model)).policy
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm", "gaussian", "sac", "dqn"])
+def test_the_entropy_of_a_policy_is_that_of_the_actions_it_draws(kind):
+    policy = policy_of(kind)
+    count = 100_000
+    torch.manual_seed(7)
+    seen = torch.randn(1, 4).expand(count, 4)
+    state = [policy.initial_state(count)["state"]] if kind == "lstm" else []
+    with torch.no_grad(), set_interaction_type(InteractionType.RANDOM):
+        outputs = policy(seen, *state)
+        entropy = float(policy.entropy(seen, *state).mean())
+    actions = outputs[0] if isinstance(outputs, tuple) else outputs
+    if kind in ("mlp", "lstm", "dqn"):
+        shares = torch.bincount(actions) / count
+        expected = float(torch.special.entr(shares).sum())
+    elif kind == "gaussian":
+        expected = float(-outputs[1].mean())
+    else:  # of a squashed Gaussian, by a histogram of each action
+        expected = 0.0
+        for one in actions.T:
+            density, edges = np.histogram(one.numpy(), bins=400, range=(-2, 2), density=True)
+            filled = density[density > 0]
+            expected -= float((filled * np.log(filled)).sum() * (edges[1] - edges[0]))
+    assert entropy == pytest.approx(expected, abs=0.03)
+
+
+def test_sampled_actions_are_drawn_from_a_stream_that_no_training_uses():
+    streams = []
+    for seeding in (Seeds(1).seed_streams, Seeds(1).seed_evaluation):
+        seeding()
+        streams.append((torch.rand(1).item(), np.random.rand(), random.random()))
+    assert not {*streams[0]} & {*streams[1]}
+
+
+class ByChoice(Counting):
+    """Has three actions of 32 bits; the reward of an action is its number."""
+
+    action_space = Discrete(3, dtype=np.int32)
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return super().step(action)
+
+
+def test_greedy_and_sampled_returns_are_of_the_same_episodes():
+    class Leaning(nn.Module):
+        """Chooses 2; when it samples, any action alike."""
+
+        def forward(self, observation):
+            if interaction_type() == InteractionType.RANDOM:
+                return torch.randint(3, (len(observation),))
+            return torch.full((len(observation),), 2)
+
+        def entropy(self, observation):
+            return torch.full((len(observation),), 1.5)
+
+    result = Evaluator(ByChoice, episodes=5, seed=5).run(Leaning())  # lengths 5 to 9
+    assert result["eval/return"] == 2 * 7
+    assert 0 < result["eval/return_sampled"] < 2 * 7
+    assert result["eval/entropy"] == 1.5
 
 
 def test_no_episodes_are_refused():
