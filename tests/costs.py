@@ -35,8 +35,7 @@ class Costs:
         self.before = used()
 
     def pytest_collection_finish(self) -> None:
-        for name in LAZY:
-            importlib.import_module(name)
+        import_what_is_large()
         self.before = used()
 
     @pytest.hookimpl(wrapper=True)
@@ -59,6 +58,11 @@ class Costs:
             rounded = {test: round(value, 2) for test, value in sorted(self.seconds.items())}
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.write_text(json.dumps(rounded, indent=0) + "\n")
+
+
+def import_what_is_large() -> None:
+    for name in LAZY:
+        importlib.import_module(name)
 
 
 def used() -> float:

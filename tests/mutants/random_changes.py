@@ -6,6 +6,9 @@ changes stay the same while other code changes. Each is run against the tests th
 the cheapest first, until one fails. random.jsonl keeps who noticed; what stands there is not run
 again. `equivalent` in a row says why nothing could notice it; that is written by hand.
 
+Before tests are deleted, `--without` runs the changes that they noticed against the other tests:
+what is not noticed then, only they notice.
+
     tests in a process that has imported everything ── fork ──> one change, its tests
 
 The copy of the working tree that the tests run in has the change in its file, for the processes
@@ -20,6 +23,7 @@ import contextlib
 import copy
 import gc
 import hashlib
+import itertools
 import json
 import os
 import resource
@@ -39,6 +43,7 @@ from typing import Any
 import coverage
 import pytest
 
+from tests.costs import import_what_is_large
 from tests.mutants.__main__ import copy_tree
 from tests.mutants.table import FOLDER, ROOT
 from tests.selection import DEAR, function_of
@@ -47,7 +52,8 @@ NOTICED = FOLDER / "random.jsonl"
 TOUCHED = ROOT / "outputs" / "mutants" / "touched.json"  # which test touches which line
 SCOPE = ("harness/algorithms", "harness/measures", "harness/report", "sync", "collectors")
 TESTS = ("tests/harness", "tests/sync", "tests/collectors", "tests/promises")
-PROCESSOR_S, WALL_S = 60, 400  # for the tests of a change; beyond, it counts as noticed
+TESTS_S = 20  # processor time of the tests of a change, as long as nothing is changed
+PROCESSOR_S, WALL_S = 90, 600  # with the change; beyond, it counts as noticed
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -211,6 +217,9 @@ class Touches:
         self.coverage = coverage.Coverage(data_file=None, source=source, config_file=False)
         self.seconds: dict[str, float] = defaultdict(float)
 
+    def pytest_collection_finish(self) -> None:
+        import_what_is_large()
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         function = function_of(item.nodeid)
@@ -237,11 +246,11 @@ class Touches:
 
 
 def measure_touches(file: Path, tests: Sequence[str]) -> None:
-    """Run all cheap tests once."""
-    dear = DEAR.read_text().split("\n")[:-1]
+    """Run tests once: dear ones only if they are named."""
+    dear = set(DEAR.read_text().splitlines()) - set(tests)
     touches = Touches()
     touches.coverage.start()
-    options = [*PYTEST, *(f"--deselect={name}" for name in dear), *tests]
+    options = [*PYTEST, *(f"--deselect={name}" for name in sorted(dear)), *tests]
     pytest.main(options, plugins=[touches])
     touches.coverage.stop()
     touches.save(file)
@@ -285,9 +294,11 @@ class Changed:
         return True
 
     def tests_of(self, change: Change) -> list[str]:
-        """The functions that touch the line, the cheapest first."""
-        lines = self.touched["lines"].get(change.file, {})
-        return sorted(lines.get(str(change.line), ()), key=self.touched["seconds"].get)
+        """The functions that touch the line, the cheapest first, as many as the time allows."""
+        lines, seconds = self.touched["lines"].get(change.file, {}), self.touched["seconds"]
+        names = sorted(lines.get(str(change.line), ()), key=lambda name: seconds[name])
+        sums = itertools.accumulate(seconds[name] for name in names)
+        return [name for name, total in zip(names, sums, strict=True) if total <= TESTS_S]
 
     def run(self, change: Change, items: Sequence[pytest.Item]) -> tuple[str, float]:
         """The test that failed, or "", and the seconds of processor time."""
@@ -337,7 +348,7 @@ def take_over(change: Change, code: CodeType) -> None:
     (changed,) = (c for c in codes(code) if c.co_qualname == change.function)
     path = str(ROOT / change.file)
     gc.unfreeze()
-    functions = [x for x in gc.get_objects() if isinstance(x, FunctionType)]
+    functions = [x for x in gc.get_objects() if type(x) is FunctionType]
     loaded = [
         f
         for f in functions
@@ -363,20 +374,28 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     if options.worker:  # in a copy of the working tree
-        names = json.loads(Path(options.worker).read_text())
+        names, without = json.loads(Path(options.worker).read_text())
         known = {change.name: change for change in draw(options.seed, sys.maxsize, ())}
         plugin = Changed([known[name] for name in names], Path(options.output))
         files = sorted({test.partition("::")[0] for test in plugin.touched["seconds"]})
-        return int(pytest.main([*PYTEST, *files], plugins=[plugin]))
+        deselected = [f"--deselect={test}" for test in without]
+        return int(pytest.main([*PYTEST, *deselected, *files], plugins=[plugin]))
     if options.touches is not None or not TOUCHED.exists():
         measure_touches(TOUCHED, options.touches or TESTS)
-    rows = read_rows()
+    rows = read_rows(NOTICED)
     changes = draw(options.seed, options.draw, options.only)
-    left = [change for change in changes if change.name not in rows]
+    if options.without:
+        noticed_by = {name: row["noticed_by"] for name, row in rows.items()}
+        prefixes = tuple(options.without)
+        left = [x for x in changes if noticed_by.get(x.name, "").startswith(prefixes)]
+    else:
+        done = {name for name, row in rows.items() if row["noticed_by"] or not options.again}
+        left = [change for change in changes if change.name not in done]
     print(f"{len(changes)} changes drawn, {len(left)} to be run", flush=True)
     with tempfile.TemporaryDirectory(prefix="lockstep-mutants-") as folder:
-        run_all(left, options, Path(folder))
-    rows = read_rows()
+        output = Path(folder) / "rows.jsonl" if options.without else NOTICED
+        run_all(left, options, Path(folder), output)
+        rows = read_rows(output)
     print_result([rows[change.name] for change in changes if change.name in rows])
     return 0
 
@@ -390,12 +409,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--touches", nargs="*", metavar="TEST", help="measure again what these tests touch, or all"
     )
+    parser.add_argument("--again", action="store_true", help="run what was not noticed again")
+    parser.add_argument("--without", nargs="*", default=[], metavar="TEST", help="see above")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--output", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
-def run_all(changes: Sequence[Change], options: argparse.Namespace, folder: Path) -> None:
+def run_all(
+    changes: Sequence[Change], options: argparse.Namespace, folder: Path, output: Path
+) -> None:
     """Each job has a copy of the working tree."""
     jobs = []
     for index in range(min(options.jobs, len(changes))):
@@ -403,18 +426,19 @@ def run_all(changes: Sequence[Change], options: argparse.Namespace, folder: Path
         (tree / TOUCHED.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
         (tree / TOUCHED.relative_to(ROOT)).write_text(TOUCHED.read_text())
         part = folder / f"{index}.json"
-        part.write_text(json.dumps([change.name for change in changes[index :: options.jobs]]))
+        names = [change.name for change in changes[index :: options.jobs]]
+        part.write_text(json.dumps([names, options.without]))
         command = [sys.executable, "-m", "tests.mutants.random_changes", f"--seed={options.seed}"]
-        command += [f"--worker={part}", f"--output={NOTICED}"]
+        command += [f"--worker={part}", f"--output={output}"]
         environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
         jobs.append(subprocess.Popen(command, cwd=tree, env=environment, stdout=subprocess.DEVNULL))
     for job in jobs:
         job.wait()
 
 
-def read_rows() -> dict[str, dict[str, Any]]:
+def read_rows(file: Path) -> dict[str, dict[str, Any]]:
     """What is known of each change, the newest row last."""
-    lines = NOTICED.read_text().splitlines() if NOTICED.exists() else []
+    lines = file.read_text().splitlines() if file.exists() else []
     rows: dict[str, dict[str, Any]] = {}
     for row in map(json.loads, lines):
         rows[row["name"]] = rows.get(row["name"], {}) | row

@@ -249,6 +249,23 @@ def test_an_encoded_version_has_the_publish_time_of_its_original(wire):
     assert outgoing.block.published_ns == 12_345
 
 
+def test_int8_rounds_to_127ths_of_the_largest_number_of_each_block():
+    numbers = torch.zeros(70)  # a block of 64 numbers, and one of 6
+    numbers[:3] = torch.tensor([127.0, -64.4, 0.4])
+    numbers[64:] = torch.tensor([0.1, -2.54, 1.0, 0.011, -0.009, 0.0])
+    model = Layout.of({"numbers": numbers})
+    format_ = rounded_format("int8", model, round_buffers=False)
+    whole, arrived = private_snapshot(model), private_snapshot(model)
+    block = private_snapshot(format_.layout)
+    whole.views[0].copy_(numbers)
+    format_.encode(whole, block)
+    format_.decode(block, arrived)
+    expected = torch.zeros(70)
+    expected[:2] = torch.tensor([127.0, -64.0])  # steps of 1
+    expected[64:] = torch.tensor([0.1, -2.54, 1.0, 0.02, 0.0, 0.0])  # of 0.02
+    torch.testing.assert_close(arrived.views[0], expected)
+
+
 def test_int8_divides_no_numbers_by_zero():
     tiny = torch.full((8, 8), 1e-45)  # its scale would underflow
     model = Layout.of({"zeros": torch.zeros(8, 8), "tiny": tiny})
