@@ -428,13 +428,19 @@ class BaseCollector(ABC):
     def _run_free(self) -> None:
         try:
             while not self._stopping and not self._is_done():
-                self._next()
+                if self._has_room():
+                    self._next()
         except BaseException as error:  # noqa: BLE001 - raised by whatever the user calls next
             if not self._stopping:
                 self._error = error
                 self._tell_buffer("fail", error)
         finally:
             self._tell_buffer("end")
+
+    def _has_room(self) -> bool:
+        """Whether the next batch overwrites no frame that a learner still needs; waits a while."""
+        await_room = getattr(self.options.replay_buffer, "await_room", None)
+        return await_room is None or await_room(ROOM_SLICE_S)
 
     def _tell_buffer(self, what: str, *args: Any) -> None:
         """Call a method of the replay buffer, if it has that method."""
@@ -678,6 +684,7 @@ def as_mask(chosen: Any, num_envs: int) -> np.ndarray[Any, Any]:
     return which
 
 
+ROOM_SLICE_S = 0.2  # after which a collector that waits for room looks whether it is to end
 _OPEN: weakref.WeakSet[BaseCollector] = weakref.WeakSet()
 
 

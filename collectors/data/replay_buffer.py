@@ -44,6 +44,7 @@ class ReplayBuffer:
         self._failure: BaseException | None = None
         self._collectors = 0  # that fill it
         self._ended = False  # the last of them has ended
+        self._needed: tuple[int, int] | None = None  # the first frame to keep, frames of a batch
         self._generator: torch.Generator | None = None
         if seed is not None:
             self._generator = torch.Generator().manual_seed(seed)
@@ -111,6 +112,27 @@ class ReplayBuffer:
         with self._changed:
             self._changed.wait_for(over, timeout)
             return self.written
+
+    def keep_from(self, frame: int, room: int) -> None:
+        """Have collectors in the background wait rather than overwrite this frame or a later one.
+
+        room: they begin a batch only if so many frames can be added.
+        """
+        with self._changed:
+            self._needed = frame, room
+            self._changed.notify_all()
+
+    def await_room(self, timeout: float) -> bool:
+        """Wait until the next batch overwrites no frame that is kept; False if it still does."""
+
+        def is_free() -> bool:
+            if self._needed is None:
+                return True
+            frame, room = self._needed
+            return self.written + room <= frame + self.capacity
+
+        with self._changed:
+            return self._changed.wait_for(is_free, timeout)
 
     def fail(self, error: BaseException) -> None:
         """Raise this error in every `wait` and `sample` from now on."""

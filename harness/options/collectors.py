@@ -85,6 +85,11 @@ class CollectorConfig(Options):
         return False
 
     @property
+    def overwrites(self) -> bool:
+        """Whether it may overwrite frames in the replay buffer that the learner has not seen."""
+        return False
+
+    @property
     def preempts(self) -> bool:
         """Whether a batch may omit frames that slow workers have not finished."""
         return False
@@ -159,6 +164,9 @@ class WorkersConfig(CollectorConfig):
 
     num_workers: Workers = 2  # processes that step environments
     free_running: bool = False  # fill the replay buffer in the background (algo=sac, algo=dqn)
+    # free_running: overwrite frames in the replay buffer that the learner has not seen, where
+    # workers are so far ahead of it; by default they wait
+    overwrite: bool = False
     num_threads: Threads = 1  # torch threads of each worker
     on_worker_failure: Literal["raise", "restart"] = "raise"  # end the run, or replace the worker
     max_restarts: NonNegativeInt = 3  # of all workers together; the next failure ends the run
@@ -174,6 +182,26 @@ class WorkersConfig(CollectorConfig):
     @property
     def fills_replay_buffer(self) -> bool:
         return self.free_running
+
+    @property
+    def overwrites(self) -> bool:
+        return self.overwrite
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.overwrite and not self.free_running:
+            raise ConfigError(
+                "collector.overwrite=true needs collector.free_running=true: the learner sees each "
+                "frame of other collectors"
+            )
+        size = getattr(config.algo, "buffer_size", None)
+        least = 2 * self.frames_per_batch
+        if self.free_running and not self.overwrite and size is not None and size < least:
+            raise ConfigError(
+                f"algo.buffer_size={size}: expected {least} or more with "
+                f"collector.free_running=true collector.frames_per_batch={self.frames_per_batch}, "
+                "since workers overwrite no frame that the learner has not seen"
+            )
 
     def arguments(self, config: Any) -> dict[str, Any]:
         arguments = super().arguments(config) | {

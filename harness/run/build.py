@@ -151,6 +151,7 @@ def make_free_running(
         learner.replay,
         frames_per_batch=config.collector.frames_per_batch,
         timeout_s=config.collector.timeout_s,
+        overwrite=config.collector.overwrites,
     )
 
 

@@ -27,7 +27,7 @@ from harness.measures.sync_meter import SyncMeter
 from harness.options.run import Config
 from harness.run.callbacks import Callback
 from harness.run.checkpoints import Checkpoints
-from harness.run.free_running import FreeRunning
+from harness.run.free_running import Following, FreeRunning
 from harness.run.signals import Interruption
 
 log = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ class Runner:
         self.frames = 0
         self.updates = 0
         self.dropped = 0  # frames that the learner would not take, for their lag
+        self.overwritten = 0  # frames that it did not see
         self.clock = Clock(self.loggers.phase)
         self.episodes = Episodes()
         self.lags = Lags()
@@ -162,18 +163,20 @@ class Runner:
                 following = self._next_in_turn()
         if following is None:
             return None
-        batch, self.frames = following
+        batch, self.frames, overwritten = following
+        self.overwritten += overwritten
+        self.learner.add_overwritten(overwritten)
         self.call("on_batch", batch)
         return batch
 
-    def _next_in_turn(self) -> tuple[TensorDictBase, int] | None:
-        """The collector's next batch, and how many frames are collected then."""
+    def _next_in_turn(self) -> Following | None:
+        """The collector's next batch."""
         try:
             batch = self.collector.next()
         except EndOfSchedule as end:
             log.warning("%s: the run ends here, before total_frames", end)
             return None
-        return batch, self.frames + int(batch["collector", "mask"].sum())
+        return Following(batch, self.frames + int(batch["collector", "mask"].sum()), 0)
 
     def update(self, batch: TensorDictBase) -> bool:
         """Update the policy with the batch. Whether it learned.
@@ -329,7 +332,10 @@ class Runner:
         if self.config.collector.preempts:
             names.append("preempted")
         counts = {f"collector/{name}": float(stats[name]) for name in names}
-        return {key: n + self._counted_before.get(key, 0) for key, n in counts.items()}
+        counts = {key: n + self._counted_before.get(key, 0) for key, n in counts.items()}
+        if self.free_running is not None:
+            counts["collector/overwritten"] = float(self.overwritten)
+        return counts
 
     def _virtual_time(self) -> dict[str, float]:
         """The clock of simulated workers, if they are."""
@@ -373,6 +379,7 @@ class Runner:
             "frames": self.frames,
             "updates": self.updates,
             "dropped": self.dropped,
+            "overwritten": self.overwritten,
             "logged_at": self._logged_at,
             "evaluated_at": self._evaluated_at,
             "evaluated_after": self._evaluated_after,
@@ -396,6 +403,7 @@ class Runner:
         self.frames = int(state["frames"])
         self.updates = int(state["updates"])
         self.dropped = int(state["dropped"])
+        self.overwritten = int(state.get("overwritten", 0))  # earlier versions did not count them
         self._logged_at = int(state["logged_at"])
         self._evaluated_at = int(state["evaluated_at"])
         # Checkpoints of earlier versions lack it.

@@ -271,3 +271,17 @@ def test_a_free_running_collector_needs_a_buffer_and_runs_once():
         pytest.raises(RuntimeError, match="replay_buffer"),
     ):
         bare.start()
+
+
+@EACH
+def test_workers_wait_for_a_reader_that_still_needs_the_oldest_frames(kind):
+    buffer = ReplayBuffer(250)
+    with make(kind, buffer) as collector:
+        room = collector.frames_per_batch
+        buffer.keep_from(0, room)
+        collector.start()
+        wait_until(lambda: buffer.written + room > buffer.capacity)
+        time.sleep(0.5)  # nothing comes in a time in which batches would
+        assert buffer.written <= buffer.capacity
+        buffer.keep_from(buffer.written, room)
+        assert buffer.wait(300, timeout=30.0) >= 300

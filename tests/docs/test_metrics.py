@@ -28,7 +28,7 @@ RUNS = (
     (*PPO, "collector=simulated", "algo.objective=geometric", "model=lstm"),
     (*SMALL, "total_frames=384", "collector.frames_per_batch=128", "algo=impala"),
     (*REPLAY, "algo=sac", "env=pendulum"),
-    (*REPLAY, "algo=dqn"),
+    (*REPLAY, "algo=dqn", "collector=multi_async", "collector.free_running=true"),
 )
 ROWS = re.findall(r"^\| `([^`]+)` \| \S", read("docs/metrics.md"), re.MULTILINE)
 DESCRIBED = set(ROWS)

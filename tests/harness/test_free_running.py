@@ -30,10 +30,18 @@ class Collector:
         self.replay.extend(TensorDict({"x": torch.arange(first, last)}, [last - first]))
 
 
-def source(capacity: int = 100, timeout_s: float = 10.0) -> tuple[FreeRunning, Collector]:
+def source(
+    capacity: int = 100, timeout_s: float = 10.0, overwrite: bool = False
+) -> tuple[FreeRunning, Collector]:
     replay = ReplayBuffer(capacity)
     collector = Collector(replay)
-    free = FreeRunning(collector, replay, frames_per_batch=4, timeout_s=timeout_s)  # type: ignore[arg-type]
+    free = FreeRunning(
+        collector,  # type: ignore[arg-type]
+        replay,
+        frames_per_batch=4,
+        timeout_s=timeout_s,
+        overwrite=overwrite,
+    )
     return free, collector
 
 
@@ -105,3 +113,33 @@ def test_frames_that_do_not_come_are_an_error():
     collector.put(0, 1)
     with pytest.raises(TimeoutError, match="1 of 4 frames came within"):
         free.next(0)
+
+
+def test_frames_that_were_overwritten_before_the_learner_came_to_them_are_counted():
+    free, collector = source(capacity=5)
+    collector.put(0, 5)
+    collector.put(5, 7)
+    assert free.next(0).overwritten == 2
+    collector.put(7, 20)
+    assert free.next(4).overwritten == 4
+    assert free.next(16).overwritten == 0
+
+
+def test_workers_wait_with_a_batch_that_would_overwrite_what_the_learner_has_not_seen():
+    free, collector = source(capacity=10)
+    collector.put(0, 4)
+    free.next(0)  # frees 4 frames
+    for last in (8, 12):
+        assert collector.replay.await_room(0.0)
+        collector.put(last - 4, last)
+    assert not collector.replay.await_room(0.0)  # 4 more would overwrite frames 4 and 5
+    free.next(4)
+    assert collector.replay.await_room(0.0)
+
+
+def test_workers_may_be_allowed_to_overwrite():
+    free, collector = source(capacity=10, overwrite=True)
+    collector.put(0, 4)
+    free.next(0)
+    collector.put(4, 13)
+    assert collector.replay.await_room(0.0)

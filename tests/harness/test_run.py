@@ -285,6 +285,51 @@ def test_sac_learns_beside_a_collector_that_runs_free(collector):
     assert "train/critic_loss" in records(directory)[-2]
 
 
+RING = (
+    *("algo=dqn", "collector=multi_async", "collector.free_running=true"),
+    *("collector.num_workers=1", "total_frames=640", "collector.frames_per_batch=32"),
+    *("env.num_envs=4", "env.max_episode_steps=8", "algo.learning_starts=32"),
+    *("algo.batch_size=16", "algo.updates_per_frame=0.25", "algo.buffer_size=96"),
+    *("log_every_frames=32", "evaluation.at_end=false", "logger=jsonl", "model.hidden_sizes=[8]"),
+)
+
+
+def learned(monkeypatch, *given, behind):
+    """The summary, and the gradient steps of all updates, of a learner that lets workers run
+    `behind` frames ahead before each update, if they do."""
+    update, steps = Runner.update, []
+
+    def late(runner, batch):
+        replay = runner.learner.replay
+        wanted = min(replay.written + behind, runner.config.total_frames)
+        deadline = time.monotonic() + 1.0
+        while replay.written < wanted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        updated = update(runner, batch)
+        steps.append(runner._trained.read().get("train/gradient_steps", 0.0))
+        return updated
+
+    monkeypatch.setattr(Runner, "update", late)
+    status, directory = start(*RING, *given)
+    assert status == 0
+    return read_json(directory / "summary.json"), sum(steps)
+
+
+def test_workers_that_run_free_overwrite_no_frame_that_the_learner_has_not_seen(monkeypatch):
+    summary, steps = learned(monkeypatch, behind=96)
+    assert (summary["updates"], steps) == (20, 640 * 0.25)
+    assert summary["collector/overwritten"] == 0
+    assert summary["episode/count"] == 640 // 8
+
+
+def test_overwritten_frames_are_counted_and_answered_by_updates_if_they_are_allowed(monkeypatch):
+    summary, steps = learned(monkeypatch, "collector.overwrite=true", behind=160)
+    assert summary["frames"] == 640
+    assert steps == 640 * 0.25
+    assert summary["collector/overwritten"] >= 160 - 96
+    assert summary["episode/count"] < 640 // 8
+
+
 # -- resumed runs
 
 

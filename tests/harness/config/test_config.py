@@ -203,6 +203,11 @@ def test_a_runs_name_is_one_file_name():
         (["algo=sac", "env=pendulum", "collector.next_observation=final"], ["SAC", "algo=ppo"]),
         (["algo=sac", "model=lstm"], ["SAC", "model=mlp"]),
         (["collector.free_running=true"], ["algo=sac"]),
+        (["collector.overwrite=true"], ["collector.free_running=true"]),
+        (
+            ["collector.free_running=true", "algo=sac", "env=pendulum", "algo.buffer_size=1000"],
+            ["algo.buffer_size=1000", "1024 or more", "collector.frames_per_batch=512"],
+        ),
         (
             ["collector=single", "collector.on_worker_failure=raise"],
             ["collector=single has no such"],
