@@ -6,6 +6,7 @@ its keys.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,7 @@ class Mapping:
         default_factory=dict
     )  # Lockstep's options, the same in all runs
     settings: dict[str, str] = field(default_factory=dict)  # its setting → Lockstep's option
+    caution: str = ""  # what a reader of the verdict must know about these numbers
     ignore: list[str] = field(default_factory=list)  # patterns of settings that change nothing
     path: str = ""  # a run's name or the end of its path, as in `{env.id}/clip{algo.clip}/{seed}`
 
@@ -92,6 +94,10 @@ def import_runs(place: Path, mapping: Mapping) -> list[Run]:
     ]
     if not runs:
         raise ValueError(f"{place} holds no run")
+    names: Counter[str] = Counter()
+    for run in runs:  # W&B lets several have one name
+        names[run.name] += 1
+        run.name += f" ({names[run.name]})" if names[run.name] > 1 else ""
     return runs
 
 
@@ -132,6 +138,8 @@ def _to_run(log: Log, file: Path, place: Path, mapping: Mapping, is_alone: bool)
         error=log.error,
         seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else None,
         options=options,
+        problems=[*log.problems],
+        caution=mapping.caution,
     )
     if run.seed is None:
         run.problems.append("its seed is not known: name it in `path`, `settings` or `options`")
@@ -189,6 +197,7 @@ def _records(table: pd.DataFrame, file: Path, mapping: Mapping) -> pd.DataFrame:
     records = pd.DataFrame(
         {name: pd.to_numeric(table[column], errors="coerce") for name, column in columns.items()}
     )
+    records = records.replace([math.inf, -math.inf], math.nan)
     records = records.dropna(subset=[STEP]).astype(float)
     if not len(records):
         raise ValueError(f"{file}: its column {columns[STEP]} holds no number")

@@ -13,6 +13,7 @@ Nothing in a file is trusted: it is parsed within limits of size, and nothing in
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -43,6 +44,7 @@ class Log:
     table: pd.DataFrame  # a row for each record, NaN where it lacks a metric
     settings: dict[str, Any] = field(default_factory=dict)
     error: str = ""  # how it ended, if the file says that it did not end well
+    problems: list[str] = field(default_factory=list)  # what could not be read
 
 
 def read_log(file: Path) -> list[Log]:
@@ -61,26 +63,29 @@ def _read_csv(file: Path) -> list[Log]:
     text = read_text(file, MOST_BYTES)
     if file.parent.name == "scalars" or "scalars" in file.parts[-4:-1]:
         return [_read_torchrl(file)]
+    header = next(csv.reader(io.StringIO(text)), [])
+    exported = [name for name in header if f"{name}{EXTREMES[0]}" in header and " - " in name]
+    names = {"names": range(len(header)), "header": 0} if exported else {}
     try:
-        table = pd.read_csv(io.StringIO(text), low_memory=False)
+        table = pd.read_csv(io.StringIO(text), low_memory=False, **names)
     except ValueError as error:  # pandas' own errors among them
         raise ValueError(f"{file} is no table: {error}") from None
-    exported = [name for name in table if f"{name}{EXTREMES[0]}" in table and " - " in name]
-    if not exported:
-        return [Log("", table)]
-    return list(_chart_export(table, exported))
+    return list(_chart_export(table, header, exported)) if exported else [Log("", table)]
 
 
-def _chart_export(table: pd.DataFrame, columns: list[str]) -> Iterator[Log]:
-    """The runs in W&B's export of a chart, whose columns are called `run - metric`."""
-    step = next(iter(table))
-    for run in dict.fromkeys(column.rpartition(" - ")[0] for column in columns):
-        metrics = {
-            column: column.rpartition(" - ")[2]
-            for column in columns
-            if column.rpartition(" - ")[0] == run
-        }
-        rows = table[[step, *metrics]].rename(columns=metrics | {step: STEP})
+def _chart_export(table: pd.DataFrame, header: list[str], exported: list[str]) -> Iterator[Log]:
+    """The runs in W&B's export of a chart, whose columns are called `run - metric`.
+
+    W&B lets several runs have one name: then a name stands there more than once.
+    table: its columns are numbered, in the order of the header.
+    """
+    runs: dict[tuple[str, int], dict[int, str]] = {}  # name and which of it → column → metric
+    for place, name in enumerate(header):
+        if name in exported:
+            run, _, metric = name.rpartition(" - ")
+            runs.setdefault((run, header[:place].count(name)), {})[place] = metric
+    for (run, _), metrics in runs.items():
+        rows = table[[0, *metrics]].rename(columns={0: STEP} | metrics)
         yield Log(run, rows.dropna(subset=list(metrics.values()), how="all"))
 
 
@@ -100,18 +105,23 @@ def _read_torchrl(file: Path) -> Log:
 
 
 def _read_json(file: Path) -> list[Log]:
-    rows = []
-    for number, line in enumerate(io.StringIO(read_text(file, MOST_BYTES)), 1):
+    lines = read_text(file, MOST_BYTES).splitlines()
+    rows: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
+            if number == len(lines) and rows:
+                problems.append(f"{file.name}: its last line is cut off and was left out")
+                continue
             raise ValueError(f"{file}, line {number}: not JSON") from None
         if not isinstance(row, dict):
             raise ValueError(f"{file}, line {number}: {type(row).__name__}, expected an object")
         rows.append(dict(_flat(row)))
-    return [Log("", pd.DataFrame(rows))]
+    return [Log("", pd.DataFrame(rows), problems=problems)]
 
 
 # -- TensorBoard

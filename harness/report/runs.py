@@ -41,7 +41,7 @@ from harness.report.text import show_progress
 FILES = ("status.json", "config.yaml", "metrics.jsonl", "summary.json", "manifest.json")
 UNFINISHED = ("running", "failed", "interrupted", "pruned")  # may lack records and a summary
 STATES = ("done", *UNFINISHED)
-DEEPEST = 4  # folders below the one named: outputs/<day>/<sweep>/<job>
+MOST_GAPS = 10  # times as many frames between two records as the options say: some are lost
 MOST_BYTES_METRICS = 1 << 30
 MOST_RECORDS = 2_000_000
 FRAMEWORK, OURS = "framework", "Lockstep"  # an option of runs beside those of other programs
@@ -60,6 +60,8 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)  # by dotted names; lists as text
     manifest: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    damage: str = ""  # why it cannot be in a statistic although it finished
+    caution: str = ""  # what a reader of the verdict must know about its numbers
     summary: dict[str, float] = field(default_factory=dict)
     records: pd.DataFrame = field(default_factory=lambda: pd.DataFrame({"step": []}, dtype=float))
 
@@ -131,18 +133,16 @@ def _read_places(places: Sequence[Path], wanted: Collection[str]) -> list[Run]:
     return runs
 
 
-def search(place: Path, depth: int = 0) -> Iterator[Path]:
+def search(place: Path) -> Iterator[Path]:
     """Run directories at and below a place, and the empty folders beside them: lost runs."""
     if is_run(place):
         yield place
-        return
-    if depth == DEEPEST:
         return
     try:
         children = [path for path in sorted(place.iterdir()) if _is_place(path)]
     except OSError:  # a folder without the permission to list it
         return
-    below = {child: list(search(child, depth + 1)) for child in children}
+    below = {child: list(search(child)) for child in children}
     beside_runs = any(is_run(child) for child in children)
     for child, runs in below.items():
         yield from runs or ([child] if beside_runs else [])
@@ -179,8 +179,30 @@ def read_run(directory: Path, wanted: Collection[str], *, name: str, source: str
         summary = _read_mapping(run, directory / "summary.json")
         numbers = {name: _number(value) for name, value in summary.items()}
         run.summary = {name: number for name, number in numbers.items() if not math.isnan(number)}
-    run.records = _read_records(run, directory / "metrics.jsonl", wanted)
+    run.records, damaged = _read_records(run, directory / "metrics.jsonl", wanted)
+    run.damage = _damage(run, damaged) if run.state == "done" else ""
     return run
+
+
+def _damage(run: Run, damaged: str) -> str:
+    """Why the records of a finished run are not all there; empty if they are, as far as is known.
+
+    damaged: what is wrong with lines of it.
+    """
+    steps = run.records["step"].to_numpy()
+    if not len(steps):
+        lost = [text for text in run.problems if text.startswith("metrics.jsonl")]
+        return lost[0] if lost else "metrics.jsonl holds no record"
+    end = run.summary.get("frames", _number(run.options.get("total_frames")))
+    if steps[-1] < end:
+        return f"metrics.jsonl ends at frame {steps[-1]:.0f} of {end:.0f}"
+    usual = _number(run.options.get("log_every_frames"))
+    usual += _number(run.options.get("collector.frames_per_batch"))
+    gaps = np.diff(steps, prepend=0.0)
+    if gaps.max() > MOST_GAPS * usual:
+        after = steps[gaps.argmax()]
+        return f"metrics.jsonl has no record of frames {after - gaps.max():.0f} to {after:.0f}"
+    return damaged
 
 
 def _take_status(run: Run, status: dict[str, Any]) -> None:
@@ -237,26 +259,30 @@ def _read_mapping(run: Run, file: Path) -> dict[str, Any]:
     return {}
 
 
-def _read_records(run: Run, file: Path, wanted: Collection[str]) -> pd.DataFrame:
-    """The records as a table, frames ascending. Lines that are none are counted."""
+def _read_records(run: Run, file: Path, wanted: Collection[str]) -> tuple[pd.DataFrame, str]:
+    """The records as a table, frames ascending; and what is wrong with lines before the last."""
     names = ["step", *sorted({*wanted} - {"step"})]
     records: list[list[float]] = []
-    damaged = 0
+    damaged, is_last = 0, False
     text = _read_text(run, file, MOST_BYTES_METRICS)
     for line in io.StringIO(text):
         record = _record(line, names)
         if record is None:
             damaged += bool(line.strip())
+            is_last = True
         elif len(records) < MOST_RECORDS:
             records.append(record)
+            is_last = False
+    problem = f"metrics.jsonl: {damaged} damaged lines were left out" if damaged else ""
     if damaged:
-        run.problems.append(f"metrics.jsonl: {damaged} damaged lines were left out")
+        run.problems.append(problem)
     elif text and not records:
         run.problems.append("metrics.jsonl holds no record")
     if len(records) == MOST_RECORDS:
         run.problems.append(f"metrics.jsonl: records beyond {MOST_RECORDS} were left out")
     rows = np.array(records, dtype=float).reshape(-1, len(names))
-    return pd.DataFrame(rows[np.argsort(rows[:, 0], kind="stable")], columns=names)
+    table = pd.DataFrame(rows[np.argsort(rows[:, 0], kind="stable")], columns=names)
+    return table, "" if damaged == 1 and is_last else problem
 
 
 def _record(line: str, names: Sequence[str]) -> list[float] | None:

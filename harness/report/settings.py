@@ -98,6 +98,8 @@ def arrange(runs: pd.DataFrame, *, by_source: bool = False) -> Plan:
     runs = runs.assign(task=task, setting=pd.Series(labels, dtype=object))
     runs = runs.fillna({"task": "", "setting": ""})
     counts, notes = _count(runs)
+    is_damaged = _is_finished(runs) & (runs["damage"] != "")
+    notes += [text for text in runs["caution"].unique() if text]
     texts = {key: values[key].unique() for key in values}
     differing = {
         key: sorted(texts[key], key=by_size)
@@ -114,6 +116,7 @@ def arrange(runs: pd.DataFrame, *, by_source: bool = False) -> Plan:
         implied={key for key in differing if _is_of_some_parts(key, options)},
         common={key: several[0] for key, several in texts.items() if len(several) == 1},
         notes=notes,
+        damaged=dict(runs.loc[is_damaged, ["name", "damage"]].itertuples(index=False)),
     )
 
 
@@ -262,12 +265,16 @@ def _label(names: Sequence[str], values: Sequence[str]) -> str:
     return " · ".join(words) or "all runs"
 
 
+def _is_finished(runs: pd.DataFrame) -> pd.Series:
+    return (runs["state"] == "done") & runs["seed"].notna() & (runs["task"] != "")
+
+
 def _count(runs: pd.DataFrame) -> tuple[pd.Series, list[str]]:
     """Which runs count: of several finished runs of one seed the newest, as it is one replication.
 
     Which others are left out comes in words.
     """
-    done = runs[(runs["state"] == "done") & runs["seed"].notna() & (runs["task"] != "")]
+    done = runs[_is_finished(runs) & (runs["damage"] == "")]
     started = [str(manifest.get("started") or "") for manifest in done["manifest"]]
     done = done.assign(started=started).sort_values(["task", "setting", "started", "name"])
     newer = done.groupby(["task", "setting", "seed"])["name"].shift(-1).dropna().sort_index()
@@ -276,9 +283,9 @@ def _count(runs: pd.DataFrame) -> tuple[pd.Series, list[str]]:
         return counts, []
     older = runs.loc[newer.index, "name"]
     are = plural(len(older), "is", "are")
+    later = ", and later" if all(done.loc[newer.index, "started"]) else ""
     return counts, [
-        f"{', '.join(older)} {are} left out: {', '.join(newer)} ran the same config and seed, and "
-        "later"
+        f"{', '.join(older)} {are} left out: {', '.join(newer)} ran the same config and seed{later}"
     ]
 
 

@@ -55,7 +55,11 @@ def make_run(
     directory.mkdir(parents=True)
     config = {
         "algo": {"name": "ppo"},
-        "collector": {"name": collector, "num_workers": 1 if collector == "single" else 2},
+        "collector": {
+            "name": collector,
+            "num_workers": 1 if collector == "single" else 2,
+            "frames_per_batch": 50,
+        },
         "sync": {"name": scheme, "interval": 1},
         "env": {"id": "CartPole-v1"},
         "logger": {"wandb": {"tags": [str(seed)]}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from pathlib import Path
 
@@ -143,6 +144,57 @@ def test_an_export_of_a_wandb_chart_holds_several_runs(tmp_path):
     assert one.options == {"env.id": "cart", "seed": 1}
     assert one.records.to_dict("list") == {"step": [100, 200], "episode/return": [10, 20]}
     assert two.records.to_dict("list") == {"step": [120], "episode/return": [11]}
+
+
+def test_runs_of_one_name_in_an_export_of_a_wandb_chart_are_all_read(tmp_path):
+    columns = ["Step"]
+    for metric in ("cart - return", "cart - return", "other - return"):
+        columns += [metric, f"{metric}__MIN", f"{metric}__MAX"]
+    rows = ["100,10,10,10,50,50,50,1,1,1", "200,20,20,20,60,60,60,2,2,2"]
+    (tmp_path / "wandb_export.csv").write_text("\n".join([",".join(columns), *rows]))
+    text = "metrics: {episode/return: return}"
+    runs = import_runs(tmp_path / "wandb_export.csv", mapping(tmp_path, text))
+    assert [run.records["episode/return"].tolist() for run in runs] == [[10, 20], [50, 60], [1, 2]]
+    assert len({run.name for run in runs}) == 3
+
+
+def test_runs_of_one_name_have_the_seed_that_their_name_says(tmp_path):
+    metric = "cart_1 - return"
+    header = ",".join(["Step", *[metric, f"{metric}__MIN", f"{metric}__MAX"] * 2])
+    (tmp_path / "wandb_export.csv").write_text(f"{header}\n100,1,1,1,2,2,2\n")
+    text = 'metrics: {episode/return: return}\npath: "{env.id}_{seed}"'
+    runs = import_runs(tmp_path / "wandb_export.csv", mapping(tmp_path, text))
+    assert [(run.seed, run.options["env.id"]) for run in runs] == [(1, "cart")] * 2
+
+
+def test_an_infinite_value_of_a_log_is_no_value(tmp_path):
+    (tmp_path / "log.csv").write_text("step,score\n100,1\n200,inf\n300,3\n")
+    (run,) = import_runs(
+        tmp_path / "log.csv", mapping(tmp_path, "metrics: {episode/return: score}")
+    )
+    assert run.records["episode/return"].tolist() == pytest.approx([1, math.nan, 3], nan_ok=True)
+    assert run.summary["episode/return"] == 3
+
+
+def test_a_cut_last_line_of_a_log_is_left_out_with_a_word(tmp_path):
+    whole = '{"step": 100, "score": 1}\n{"step": 200, "score": 2}\n'
+    (tmp_path / "log.jsonl").write_text(f'{whole}{{"step": 300, "sc')
+    meaning = mapping(tmp_path, "metrics: {episode/return: score}")
+    (run,) = import_runs(tmp_path / "log.jsonl", meaning)
+    assert run.records["episode/return"].tolist() == [1, 2]
+    assert run.problems[0] == "log.jsonl: its last line is cut off and was left out"
+    (tmp_path / "log.jsonl").write_text(f'{{"step": 1\n{whole}')
+    with pytest.raises(ValueError, match="line 1: not JSON"):
+        import_runs(tmp_path / "log.jsonl", meaning)
+
+
+def test_the_verdict_says_that_stable_baselines3_logs_trailing_means(tmp_path, capsys):
+    (tmp_path / "map.yaml").write_text(f"preset: sb3\n{SEEDED['sb3']}")
+    arguments = ["--import", str(SAMPLES / "sb3"), "--map", str(tmp_path / "map.yaml")]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    verdict = (tmp_path / "out" / "report.md").read_text().partition("## What was run")[0]
+    assert "are means over its last 100 episodes" in verdict
+    assert "are means over its last 100" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_table_of_several_runs_is_split_by_a_column(tmp_path):

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -47,6 +48,12 @@ def test_a_sweep_is_read_in_order_at_whatever_depth(tmp_path):
         "day/sweep/sync=b,seed=0",
         "day/sweep/sync=b,seed=1",
     ]
+
+
+def test_a_run_is_found_however_deep_it_lies(tmp_path):
+    make_run(tmp_path / "near" / "run")
+    make_run(tmp_path / "a" / "b" / "c" / "d" / "e" / "f" / "g" / "run")
+    assert len(read(tmp_path)) == 2
 
 
 def test_a_run_named_twice_counts_once(tmp_path):
@@ -192,3 +199,37 @@ def test_seconds_are_those_in_the_loop(tmp_path):
     assert with_clocks(records)["seconds"][:3].tolist() == [1, 2, 3]  # four phases of a quarter
     records = pd.DataFrame({"run": 0, "step": [1, 2, 3], "time": [5.0, 7.0, 8.0]})
     assert with_clocks(records)["seconds"].tolist() == [0, 2, 3]
+
+
+def cut(directory: Path, first: int, last: int) -> Path:
+    """The records of a run without those outside of these places."""
+    file = directory / "metrics.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[first:last]))
+    return directory
+
+
+def test_a_finished_run_whose_records_are_not_all_there_is_damaged(tmp_path):
+    end = cut(make_run(tmp_path / "end"), 0, 12)
+    assert read_one(end).damage == "metrics.jsonl ends at frame 1200 of 2000"
+    (end / "summary.json").write_text("{")
+    assert read_one(end).damage == "metrics.jsonl ends at frame 1200 of 2000"
+    begin = cut(make_run(tmp_path / "begin", log_every_frames=50), 10, 20)
+    assert read_one(begin).damage == "metrics.jsonl has no record of frames 0 to 1100"
+    inside = make_run(tmp_path / "inside")
+    lines = (inside / "metrics.jsonl").read_text().splitlines()
+    lines[7] = lines[7][:30]
+    (inside / "metrics.jsonl").write_text("\n".join(lines))
+    assert read_one(inside).damage == "metrics.jsonl: 1 damaged lines were left out"
+    none = make_run(tmp_path / "none")
+    (none / "metrics.jsonl").unlink()
+    assert read_one(none).damage == "metrics.jsonl is missing"
+
+
+def test_a_run_whose_records_are_all_there_is_not_damaged(tmp_path):
+    whole = make_run(tmp_path / "whole", log_every_frames=100)
+    with (whole / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 20')  # cut while it was written, after the last record of the run
+    (whole / "summary.json").unlink()
+    failed = cut(make_run(tmp_path / "failed", state="failed"), 0, 5)
+    assert read_one(whole).damage == read_one(failed).damage == ""
+    assert read_one(whole).problems

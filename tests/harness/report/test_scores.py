@@ -168,6 +168,8 @@ def test_two_sweeps_are_compared_setting_by_setting(tmp_path):
 def test_time_is_told_per_frame_of_this_part_of_a_resumed_run(tmp_path):
     directory = make_run(tmp_path / "run")
     change(directory, frames=1_000_000)  # most of them before it was resumed
+    with (directory / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 1000000}\n')
     (medians,) = report(tmp_path).medians.to_dict("records")
     assert medians[f"train{PER_1000}"] == pytest.approx(2.5)  # 5 s in 2000 frames
     assert medians[f"other{PER_1000}"] == pytest.approx(2.5)
@@ -443,3 +445,16 @@ def test_the_difference_of_the_acting_weights_is_the_sum_of_its_parts(tmp_path):
     assert learning == pytest.approx(-15)
     assert randomness == pytest.approx(1.5)
     assert acting == pytest.approx(learning + randomness + age, abs=0.01)
+
+
+def test_a_damaged_run_is_left_out_and_named_in_the_first_sentence(tmp_path):
+    make_sweep(tmp_path / "runs", schemes={"a": 50, "b": 60}, seeds=range(4))
+    file = tmp_path / "runs" / "sync=b,seed=2" / "metrics.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:9]))
+    found = report(tmp_path / "runs")
+    sentence, *_ = opening(found)
+    assert sentence.startswith(
+        "Without runs/sync=b,seed=2 (metrics.jsonl ends at frame 900 of 2000), which is damaged: "
+        "By the return of the acting weights, b scores "
+    )
+    assert list(by_seed(found.primary[0], "b")) == [0, 1, 3]
