@@ -223,6 +223,8 @@ def test_each_worker_has_the_epsilon_of_ape_x():
     dqn.updates_due(10_000)
     assert dqn.policy.epsilon.tolist() == pytest.approx(expected)
     assert learner(epsilon_per_worker=True).policy.epsilon.tolist() == pytest.approx([0.4])
+    two = learner(num_workers=2, epsilon_per_worker=True, epsilon_base=0.4, epsilon_power=7.0)
+    assert two.policy.epsilon.tolist() == pytest.approx([0.4, 0.4**8])
 
 
 def test_one_epsilon_falls_with_the_frames_and_travels_with_the_weights():

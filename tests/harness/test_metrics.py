@@ -132,6 +132,18 @@ def test_the_clock_keeps_totals_and_what_is_new():
     assert clock.total["train"] == fresh["time/train_s"]
 
 
+def test_the_wall_time_is_that_since_the_start_without_evaluations(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    clock = Clock()
+    now[0] = 130.0
+    with clock.evaluating():
+        now[0] = 137.0
+    now[0] = 140.0
+    assert clock.wall_s == pytest.approx(33.0)
+    assert clock.read()[1] == pytest.approx(33.0)
+
+
 def test_percentiles_are_of_the_values_themselves():
     assert percentiles([], "x") == {}
     assert percentiles([3.0, 1.0, 2.0], "x") == {"x_p50": 2, "x_p95": 3, "x_p99": 3}

@@ -207,9 +207,15 @@ def test_the_baseline_of_least_variance_and_the_step_of_unequal_weights():
     assert measured["step_scale"] == pytest.approx(math.sqrt((4 / 3) ** 2 / 2))
 
 
+def test_a_baseline_is_the_same_however_small_the_gradients_are():
+    _, _, measured = maximised("vcpo", [2, 1], [1.0, -0.5], scores=[1e-3, 2e-3])
+    assert measured["baseline"] == pytest.approx((4 * 1 - 2 * 0.5) / (4 + 2))
+
+
 @pytest.mark.parametrize(("limit", "first"), [(0.1, 0.0), (0.2, 1.5 / 3)])
 def test_total_variation_beyond_a_limit_masks_what_raises_it(limit, first):
-    _, gradient, measured = maximised({"vaco": {"limit": limit}}, [1.5, 0.5, 1], [1.0, 1.0, 1.0])
+    gain, gradient, measured = maximised({"vaco": {"limit": limit}}, [1.5, 0.5, 1], [1.0] * 3)
+    assert gain == pytest.approx(first + 1.5 / 3)
     assert measured["total_variation"] == pytest.approx(1 / 6)
     assert gradient == near([first, 0.5 / 3, 1 / 3])
 

@@ -10,6 +10,7 @@ import torch
 from gymnasium.spaces import Box
 from tensordict.nn import InteractionType, set_interaction_type
 
+from harness.algorithms.actor_critic import sequences
 from harness.algorithms.interface import Setup
 from harness.algorithms.ppo import PPO, value_loss_of
 from harness.options import MLPConfig, PPOConfig
@@ -224,6 +225,14 @@ def test_rows_shorter_than_a_sequence_fill_a_minibatch():
     assert batch.shape == (3, 2)
     assert ppo.sequence_length == 4
     assert ppo.update(batch, 0)["train/gradient_steps"] == 1
+
+
+def test_frames_that_fill_up_a_sequence_are_not_learned_from():
+    rows = {"number": torch.arange(10).view(2, 5)}
+    cut = sequences(rows, torch.ones(2, 5, dtype=torch.bool), length=3)
+    assert cut["number"].tolist() == [[0, 1, 2], [3, 4, 4], [5, 6, 7], [8, 9, 9]]
+    assert cut["mask"].sum(1).tolist() == [3, 2, 3, 2]
+    assert not cut["mask"][1::2, 2].any()
 
 
 def test_sequences_begin_with_the_learners_states():

@@ -90,6 +90,18 @@ def test_log_probabilities_are_those_of_a_squashed_and_scaled_gaussian():
 
 
 @torch.no_grad()
+def test_the_networks_second_half_is_squashed_to_the_range_of_log_deviations():
+    policy = learner().policy
+    policy.output.weight.zero_()
+    policy.output.bias.copy_(torch.tensor([0.7, -3.0, 0.0, 0.8]))  # of two actions
+    mean, log_std = policy.gaussian(torch.randn(5, 3))
+    torch.testing.assert_close(mean, torch.tensor([[0.7, -3.0]]).expand(5, 2))
+    # from -5 to 2: the middle at 0, and 3.5 tanh(0.8) above it
+    expected = torch.tensor([[-1.5, -1.5 + 3.5 * math.tanh(0.8)]]).expand(5, 2)
+    torch.testing.assert_close(log_std, expected)
+
+
+@torch.no_grad()
 def test_the_density_of_actions_integrates_to_one():
     """Over the action space itself, so that scale and squashing are both accounted for."""
     space = Box(-3.0, 5.0, (1,), np.float32)

@@ -90,6 +90,12 @@ def test_fewer_bytes_take_less_time_on_a_narrow_link(kind, wire):
     assert found[wire] < 0.6 * found["float32"]
 
 
+def test_a_link_that_loses_everything_is_refused():
+    assert Link(loss=0.99).loss == 0.99
+    with pytest.raises(ValueError, match=r"loss=1: expected a share of packets, 0 <= loss < 1"):
+        Link(loss=1)
+
+
 def test_without_a_link_there_is_no_thread_and_no_state():
     for given in (None, Link()):
         scheme = linked("shared_copy", given)

@@ -19,7 +19,7 @@ from sync import (
 )
 from sync.effects.delta import CHUNK_BYTES, apply_changes, max_changes_bytes, write_changes
 from sync.effects.pipeline import Parcel, Pipeline
-from sync.effects.rounding import rounded_format
+from sync.effects.rounding import measure_error, rounded_format
 from sync.effects.wire import make_encoder
 from sync.model.block import private_snapshot
 from tests.sync.effects.fakes import FakeSender
@@ -264,6 +264,12 @@ def test_int8_rounds_to_127ths_of_the_largest_number_of_each_block():
     expected[:2] = torch.tensor([127.0, -64.0])  # steps of 1
     expected[64:] = torch.tensor([0.1, -2.54, 1.0, 0.02, 0.0, 0.0])  # of 0.02
     torch.testing.assert_close(arrived.views[0], expected)
+
+
+def test_numbers_that_are_not_finite_have_no_part_in_the_measured_error():
+    sent = torch.tensor([3.0, math.inf, math.nan, 4.0])
+    decoded = torch.tensor([3.0, math.inf, math.nan, 4.5])
+    assert measure_error([sent], [decoded]) == (0.5, pytest.approx(0.5 / 5))
 
 
 def test_int8_divides_no_numbers_by_zero():

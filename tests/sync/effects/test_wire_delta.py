@@ -177,6 +177,19 @@ def test_no_more_than_four_versions_are_kept_whatever_the_worker_reads(reads):
     assert len(pair.decoder._held) <= 2
 
 
+def test_what_a_worker_applied_is_what_the_next_version_but_one_may_build_on():
+    weights, pair = model(), Pair()
+    pair.poll()
+    blocks = []
+    for number in range(4):
+        pair.publish(weights, number)
+        blocks.append(pair.channel.published[0][-1])
+        assert pair.take() is not None
+        pair.poll()
+    assert [block.builds_on for block in blocks] == [NEVER, 0, 1, 2]
+    assert all(block.is_base for block in blocks)
+
+
 def test_workers_in_step_share_their_blocks():
     weights = model()
     scheme = made("shared_copy", "delta", weights, workers=3)

@@ -80,6 +80,13 @@ def test_what_cannot_be_written_in_place_is_left_as_it_was():
     assert destination["a"].sum() == destination["b"].sum() == 3
 
 
+def test_one_number_that_is_expanded_to_itself_can_be_written_in_place():
+    destination = {"a": torch.zeros(()).expand(1)}
+    assert destination["a"].stride() == (0,)
+    WeightStrategy().apply_weights(destination, {"a": torch.ones(1)})
+    assert destination["a"].item() == 1
+
+
 def memory(source):
     flat = WeightStrategy().flatten(source)
     return {slot.name: slot.tensor.data_ptr() for slot in flat.slots}
