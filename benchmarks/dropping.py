@@ -17,6 +17,7 @@ from typing import Any
 from harness.options.base import Options
 from harness.registry import callbacks
 from harness.run.callbacks import Callback
+from lockstep_check.ages import is_within
 
 
 @callbacks.register("used_episodes", options=Options)
@@ -31,7 +32,7 @@ class UsedEpisodes(Callback):
     def on_batch(self, run: Any, batch: Any) -> None:
         most, newest = run.config.sync.max_lag, run.collector.policy_version
         numbers, mask = batch["collector", "traj_ids"], batch["collector", "mask"]
-        used = mask if most is None else mask & (newest - batch["policy_version"] <= most)
+        used = mask if most is None else mask & is_within(batch["policy_version"], newest, most)
         done = batch["next", "done"] & mask
         for row in range(len(numbers)):
             for number in numbers[row][mask[row]].unique().tolist():

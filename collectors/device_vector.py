@@ -23,6 +23,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from collectors.rollout.seeds import Seeds, Streams, untouched_streams
+from lockstep_check.ages import of_age
 
 OBSERVATION, ACTION, NEXT = "observation", "action", "next"
 Observation = dict[str, Tensor]
@@ -198,7 +199,7 @@ class DeviceCollector:
         self.policy_version += 1
         weights = [tensor.detach().to(self.device, copy=True) for tensor in _weights(self.policy)]
         self._waiting.append((self.policy_version, weights))
-        while self._waiting and self._waiting[0][0] <= self.policy_version - self.lag:
+        while self._waiting and self._waiting[0][0] <= of_age(self.lag, self.policy_version):
             self._version, due = self._waiting.popleft()
             for target, source in zip(_weights(self.acting), due, strict=True):
                 target.copy_(source)

@@ -36,6 +36,7 @@ from harness.options.simulated import SCHEDULE, SimulatedConfig
 from harness.options.sync import SyncConfig
 from harness.registry import schemes
 from harness.report.runs import Run, read_run
+from lockstep_check.ages import age
 
 USAGE_ERROR = 2
 MOST_BATCHES = 2_000_000
@@ -142,7 +143,7 @@ def drive(simulator: Simulator, batches: int, interval: int, nbytes: int) -> Dri
         first_s = last_s if number == 1 else first_s
         ends = [*(step for step, _ in plan.versions[1:]), simulator.num_steps]
         for (step, version), end in zip(plan.versions, ends, strict=True):
-            lags[newest - version] += end - step
+            lags[age(version, newest)] += end - step
         if number % interval == 0:
             newest += 1
             simulator.publish(newest, [Delivery(newest, nbytes, range(simulator.num_workers))])

@@ -37,6 +37,7 @@ from collectors.schedule.simulated_pool import (
     checked,
 )
 from collectors.workers.turns import Turns
+from lockstep_check.ages import age, of_age
 from sync.effects.slow_link import Link
 
 
@@ -273,7 +274,7 @@ class Calls:
         for one in deliveries:
             everybody = len(one.workers) == num_workers
             workers = None if everybody else list(one.workers)
-            sent.append([version - one.version, one.nbytes, workers])
+            sent.append([age(one.version, version), one.nbytes, workers])
         round_ = [self._takes, version - self._version, sent, self._skipped]
         if self._rounds and self._rounds[-1][1:] == round_:
             self._rounds[-1][0] += 1
@@ -303,8 +304,10 @@ def expanded(rounds: list[list[Any]], num_workers: int) -> Iterator[tuple[Any, .
                 version,
                 [
                     Delivery(
-                        version - age, nbytes, range(num_workers) if workers is None else workers
+                        of_age(lag, version),
+                        nbytes,
+                        range(num_workers) if workers is None else workers,
                     )
-                    for age, nbytes, workers in sent
+                    for lag, nbytes, workers in sent
                 ],
             )

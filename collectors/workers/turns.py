@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from lockstep_check.ages import is_within
+
 
 class Turns:
     """The next batch is that of the first group to finish one.
@@ -85,7 +87,7 @@ class Turns:
             version = min(worker.finished[0].version for worker in group)
             left = under_way.copy()
             left.remove(version)
-            if all(newest + 1 + i - one <= self._max_lag for i, one in enumerate(left)):
+            if all(is_within(one, newest + 1 + i, self._max_lag) for i, one in enumerate(left)):
                 return group
             if version == under_way[0]:  # several versions came in between
                 return group

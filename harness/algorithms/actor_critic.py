@@ -17,6 +17,7 @@ from harness.models.encoders import RecurrentEncoder, encoder, flat, orthogonal
 from harness.models.heads import action_head
 from harness.models.normalise import Normaliser
 from harness.options.algorithms import IMPALAConfig, PPOConfig
+from lockstep_check.ages import is_within
 
 
 class Actor(nn.Module):
@@ -153,7 +154,7 @@ class ActorCritic(Algorithm):
         """The frames to learn from: not too old, and no random actions (without a probability)."""
         versions, max_lag = batch["policy_version"], self.config.max_lag
         usable = batch["collector", "mask"] & (versions >= 0)
-        return usable if max_lag is None else usable & (version - versions <= max_lag)
+        return usable if max_lag is None else usable & is_within(versions, version, max_lag)
 
     def present(self, batch: TensorDictBase, usable: Tensor) -> Tensor:
         """The frames that a loss is the mean of: with `mask`, those that are too old as well."""

@@ -22,6 +22,7 @@ from harness.algorithms.state import Adam, Averaged
 from harness.measures import Means
 from harness.models.normalise import DiscountedReturns, Normaliser
 from harness.options.algorithms import PPOConfig
+from lockstep_check.ages import age
 
 FRAME = (  # what a minibatch has of each frame
     *("action", "inputs", "behaviour", "proximal", "old_value", "advantage", "target"),
@@ -105,7 +106,7 @@ class PPO(ActorCritic):
         returns = self.returns(batch, steps, log_ratio)
         rows |= {"behaviour": behaviour, "proximal": view.log_prob, "old_value": view.value}
         rows |= {"advantage": returns.advantages, "target": returns.targets}
-        rows |= {"trajectory": batch["collector", "traj_ids"], "age": version - versions}
+        rows |= {"trajectory": batch["collector", "traj_ids"], "age": age(versions, version)}
         if config.on_stale == "mask":
             rows["counts"] = usable
         metrics = {

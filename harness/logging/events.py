@@ -18,6 +18,7 @@ from torch import nn
 
 from harness.options.loggers import EventsConfig
 from harness.run.callbacks import Callback, Run
+from lockstep_check.ages import age
 from lockstep_check.events import FILE, FORMAT, read
 
 
@@ -41,7 +42,7 @@ class EventTrace(Callback):
             self._write("trace", format=FORMAT, program="lockstep", unit="frames")
         newest = int(run.collector.policy_version)
         publications = run.staleness.publications
-        updates = publications.updates(np.arange(newest + 1)).tolist()
+        updates = publications.moments(np.arange(newest + 1)).tolist()
         for version, update in enumerate(updates):
             self._publish(run, version, update, is_newest=version == newest)
         self._flush()
@@ -76,8 +77,8 @@ class EventTrace(Callback):
                 self._write("drop", **place, reason="older than sync.max_lag", length=dropped)
             if trained:
                 oldest = min(version for version in spans if version not in gone)
-                age = int(run.collector.policy_version) - oldest
-                self._write("train", **place, update=run.updates + 1, length=trained, age=age)
+                lag = age(oldest, int(run.collector.policy_version))
+                self._write("train", **place, update=run.updates + 1, length=trained, age=lag)
         counts = {name.removeprefix("collector/"): int(n) for name, n in run.counts().items()}
         self._write("counts", **counts)
         self._flush()

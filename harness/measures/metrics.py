@@ -20,6 +20,7 @@ from harness.algorithms.state import Stateful
 from harness.environments.wrappers import FIRST, KEY, LENGTH, OVER, RETURN
 from harness.logging import Histogram
 from harness.measures import PHASES
+from lockstep_check.ages import age
 
 Array = np.ndarray[Any, Any]
 RECENT_EPISODES = 100
@@ -168,8 +169,8 @@ class Lags(Stateful):
         stamps = stamps if ratios is None else ratios.version
         used, counts = torch.unique(stamps[stamps >= 0], return_counts=True)
         for stamp, count in zip(used.tolist(), counts.tolist(), strict=True):
-            self._fresh[version - stamp] += count
-            self.all[version - stamp] += count
+            self._fresh[age(stamp, version)] += count
+            self.all[age(stamp, version)] += count
 
     def read(self) -> tuple[dict[str, float], Histogram | None]:
         """Figures and histogram of the frames since the last reading."""

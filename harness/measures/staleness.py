@@ -1,21 +1,13 @@
-"""How old the weights behind the consumed frames are, in updates, and what that does to them.
+"""How old the weights behind the consumed frames are, and what that does to them.
 
-An update is one batch that the learner learns from. The lag of a frame is the number of updates
-between the weights that computed its action and those of the learner that consumes it:
-
-    version that acted -- collect --> newest -- wait --> newest -- publish --> learner -- train
-                                      at the end         at its use
-                                      of its batch
-
-collect  from the version that acted to the newest one when the batch was finished
-wait     from there to the newest one when the learner takes the batch
-queue    both together
-publish  from there to the learner: updates that are not published yet
-train    on top: the gradient steps of the update itself, which use the frame one after another
+`lockstep_check/ages.py` defines ages and their parts. Here they are measured in updates and in
+gradient steps, from the version that acted in each frame.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +19,7 @@ from harness.algorithms.state import Stateful
 from harness.logging import Histogram
 from harness.measures import BUCKETS
 from harness.measures.metrics import lag_figures, lag_histogram
+from lockstep_check.ages import Parts, age, in_training, parts
 
 HIGHEST = (0, 1, 2, 4, 8, 16)  # lag of each bucket but the last
 _HALF = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -36,50 +29,57 @@ MOST_TURNS = 10_000
 
 
 class Publications:
-    """After how many updates each version was published.
+    """After how many updates, or gradient steps, each version was published.
 
     Only the points are kept at which the updates between two versions change: two of them, as long
     as `sync.interval` is the same. Versions before the oldest point count as that one.
     """
 
     def __init__(self) -> None:
-        self._points = [(0, 0)]  # (version, updates)
+        self._points = [(0, 0)]  # (version, updates or gradient steps)
 
-    def note(self, version: int, updates: int) -> None:
+    def note(self, version: int, moment: int) -> None:
         """Note that this version, which is newer than all before, was published."""
         if version <= self._points[-1][0]:
             return
         if len(self._points) > 1:
-            (v0, u0), (v1, u1) = self._points[-2:]
-            if (u1 - u0) * (version - v1) == (updates - u1) * (v1 - v0):
+            before, last = self._points[-2:]
+            if in_line(before, last, (version, moment)):
                 self._points.pop()
-        self._points = [*self._points[-MOST_TURNS + 1 :], (version, updates)]
+        self._points = [*self._points[-MOST_TURNS + 1 :], (version, moment)]
 
     @property
     def newest(self) -> int:
-        """The updates at the last publish."""
+        """The updates, or gradient steps, at the last publish."""
         return self._points[-1][1]
 
-    def updates(self, versions: np.ndarray) -> np.ndarray:
-        """The updates at which each of these versions was published."""
+    def moments(self, versions: np.ndarray) -> np.ndarray:
+        """The updates, or gradient steps, after which each of these versions was published."""
         points = np.array(self._points, np.float64)
-        updates = np.interp(versions, points[:, 0], points[:, 1])
-        return np.rint(updates).astype(np.int64)
+        moments = np.interp(versions, points[:, 0], points[:, 1])
+        return np.rint(moments).astype(np.int64)
 
     def state_dict(self) -> list[list[int]]:
         return [list(point) for point in self._points]
 
     def load_state_dict(self, state: list[list[int]]) -> None:
-        self._points = [(int(version), int(updates)) for version, updates in state]
+        self._points = [(int(version), int(moment)) for version, moment in state]
+
+
+def in_line(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> bool:
+    """Whether the second of three points lies on the line between the others."""
+    (x0, y0), (x1, y1), (x2, y2) = a, b, c
+    return (y1 - y0) * (x2 - x1) == (y2 - y1) * (x1 - x0)
 
 
 class LagCounts(Stateful):
     """How many frames had which lag, and what their lags are made of."""
 
-    STATE = ("counts", "unpublished", "waited", "num_waited", "trained", "num_trained")
+    STATE = ("counts", "steps", "unpublished", "waited", "num_waited", "trained", "num_trained")
 
     def __init__(self) -> None:
         self.counts = np.zeros(1, np.int64)  # by lag
+        self.steps: Counter[int] = Counter()  # frames by lag in gradient steps, if it is known
         self.unpublished = 0  # summed over frames
         self.waited = 0  # summed over frames
         self.num_waited = 0  # frames of which that is known
@@ -92,18 +92,20 @@ class LagCounts(Stateful):
         unpublished: int,
         gradient_steps: float | None,
         waited: int | None = None,
+        steps: Mapping[int, int] | None = None,
     ) -> None:
         """Take in the frames of one update."""
         if missing := max(0, len(counts) - len(self.counts)):
             self.counts = np.pad(self.counts, (0, missing))
         self.counts[: len(counts)] += counts
+        self.steps.update(steps or {})
         num_frames = int(counts.sum())
         self.unpublished += unpublished * num_frames
         if waited is not None:
             self.waited += waited * num_frames
             self.num_waited += num_frames
-        if gradient_steps:  # the n-th of them uses frames that are n / gradient_steps older
-            self.trained += num_frames * (gradient_steps - 1) / (2 * gradient_steps)
+        if gradient_steps:
+            self.trained += num_frames * in_training(gradient_steps) / gradient_steps
             self.num_trained += num_frames
 
     def figures(self) -> dict[str, float]:
@@ -120,6 +122,8 @@ class LagCounts(Stateful):
             metrics |= {"policy/lag_wait_mean": wait, "policy/lag_collect_mean": queue - wait}
         if self.num_trained:
             metrics["policy/lag_train_mean"] = self.trained / self.num_trained
+        if self.steps.total() == num_frames:
+            metrics |= lag_figures(self.steps, "policy/lag_steps")
         return metrics
 
     def by_lag(self) -> dict[int, int]:
@@ -128,9 +132,8 @@ class LagCounts(Stateful):
         return dict(zip(lags.tolist(), self.counts[lags].tolist(), strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(
-            {"waited": 0, "num_waited": 0} | state
-        )  # earlier versions lack them
+        # Earlier versions lack some.
+        super().load_state_dict({"waited": 0, "num_waited": 0, "steps": {}} | state)
 
 
 class Health(Stateful):
@@ -201,10 +204,14 @@ def _log_sum(logarithms: np.ndarray) -> np.float64:
 class Staleness(Stateful):
     """All measures of one run: since the last record, and over the whole run."""
 
-    STATE = ("publications", "_fresh", "_all", "_fresh_health", "_all_health", "_log_ratios")
+    STATE = (
+        *("publications", "steps", "_fresh", "_all", "_fresh_health", "_all_health"),
+        "_log_ratios",
+    )
 
     def __init__(self) -> None:
         self.publications = Publications()
+        self.steps = Publications()  # in gradient steps
         self._fresh, self._all = LagCounts(), LagCounts()
         self._fresh_health, self._all_health = Health(), Health()
         self._log_ratios = _no_log_ratios()
@@ -217,30 +224,46 @@ class Staleness(Stateful):
         gradient_steps: float | None = None,
         ratios: Ratios | None = None,
         newest_at_end: int | None = None,
+        steps: int | None = None,
     ) -> None:
         """Take in what one update used, as the learner had done `updates` before it.
 
         versions: behind each frame; negative ones are of random actions and do not count.
         newest_at_end: the newest version when the batch was finished.
+        steps: gradient steps that the learner had done before it, if they are known.
         """
-        lags = self._lags(versions[versions >= 0], updates)
-        if len(lags):
-            counts, newest = np.bincount(lags), self.publications.newest
-            waited = None
-            if newest_at_end is not None:
-                waited = newest - int(self.publications.updates(np.array(newest_at_end)))
+        acted = versions[versions >= 0].cpu().numpy()
+        if len(acted):
+            ages = self._parts(acted, updates, newest_at_end)
+            counts = np.bincount(ages.total)
+            in_steps = None
+            if steps is not None:
+                lags, frames = np.unique(age(self.steps.moments(acted), steps), return_counts=True)
+                in_steps = dict(zip(lags.tolist(), frames.tolist(), strict=True))
+            waited = None if newest_at_end is None else int(ages.wait)
             for window in (self._fresh, self._all):
-                window.add(counts, updates - newest, gradient_steps, waited)
+                window.add(counts, int(ages.publish), gradient_steps, waited, in_steps)
         if ratios is not None and len(ratios.version):
             log_ratio = ratios.log_ratio.detach().cpu().double().numpy()
-            health = Health.of(log_ratio, self._lags(ratios.version, updates))
+            health = Health.of(log_ratio, self._parts(ratios.version.cpu().numpy(), updates).total)
             self._fresh_health.add(health)
             self._all_health.add(health)
             bins = np.searchsorted(LOG_RATIO_EDGES[1:-1], log_ratio)
             self._log_ratios += np.bincount(bins, minlength=len(self._log_ratios))
 
-    def _lags(self, versions: Tensor, updates: int) -> np.ndarray:
-        return updates - self.publications.updates(versions.cpu().numpy())
+    def note(self, version: int, updates: int, steps: int) -> None:
+        """Note that a version was published after so many updates and gradient steps."""
+        self.publications.note(version, updates)
+        self.steps.note(version, steps)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict({"steps": [[0, 0]]} | state)  # earlier versions lack them
+
+    def _parts(self, acted: np.ndarray, updates: int, made: int | None = None) -> Parts:
+        """The ages of frames in updates. made: the newest version at the end of their batch."""
+        taken = self.publications.newest
+        at_end = taken if made is None else int(self.publications.moments(np.array(made)))
+        return parts(self.publications.moments(acted), at_end, taken, updates)
 
     def read(self) -> tuple[dict[str, float], dict[str, Histogram]]:
         """Metrics and histograms since the last reading."""
@@ -290,7 +313,8 @@ class StateAge(Stateful):
         unique, first, place = np.unique(ids[acted], return_index=True, return_inverse=True)
         used = versions[acted]
         starts = [self._begun.get(int(i), v) for i, v in zip(unique, used[first], strict=True)]
-        ages = used - np.array(starts, np.int64)[place] if self.carried else np.zeros_like(used)
+        begun_by = np.array(starts, np.int64)[place] if self.carried else used
+        ages = age(begun_by, used)
         for window in (self._recent, self._all):
             window.add(ages)
         begun = dict(zip(unique.tolist(), starts, strict=True))

@@ -102,6 +102,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.frames = 0
         self.updates = 0
+        self.gradient_steps: int | None = 0  # None: the algorithm does not report them
         self.dropped = 0  # frames that the learner would not take, for their lag
         self.overwritten = 0  # frames that it did not see
         self.clock = Clock(self.loggers.phase)
@@ -192,6 +193,7 @@ class Runner:
             gradient_steps=metrics.get("train/gradient_steps"),
             ratios=self.learner.ratios,
             newest_at_end=None if self.config.algo.replays else self.collector.newest_at_end,
+            steps=self.gradient_steps,
         )
         self.call("on_update", metrics)
         self._trained.add(metrics)
@@ -200,7 +202,11 @@ class Runner:
             self.state_age.add(batch)
         dropped = int(metrics.get("train/dropped", 0))
         self.dropped += dropped
-        num_steps = metrics.get("train/gradient_steps")
+        num_steps = metrics.get("train/gradient_steps", 0.0 if self.config.algo.replays else None)
+        if self.gradient_steps is not None:
+            self.gradient_steps = (
+                None if num_steps is None else self.gradient_steps + int(num_steps)
+            )
         only_replays = self.config.algo.replays and not num_steps
         if only_replays or (dropped and num_steps == 0):
             self.collector.skip_update()
@@ -216,7 +222,8 @@ class Runner:
             self.collector.update_policy_weights_()
         self.published.add()
         self.call("on_publish", int(self.collector.policy_version))
-        self.staleness.publications.note(int(self.collector.policy_version), self.updates)
+        version = int(self.collector.policy_version)
+        self.staleness.note(version, self.updates, self.gradient_steps or 0)
 
     def log(self, batch: TensorDictBase) -> None:
         """Count the batch, and tell of it."""
@@ -350,6 +357,7 @@ class Runner:
         return {
             "frames": self.frames,
             "updates": self.updates,
+            **({} if self.gradient_steps is None else {"gradient_steps": self.gradient_steps}),
             "wall_s": wall_s,
             "fps": frames / wall_s,
             "episode/return": self.mean_return,
@@ -378,6 +386,7 @@ class Runner:
             "streams": Streams().state_dict(),
             "frames": self.frames,
             "updates": self.updates,
+            "gradient_steps": self.gradient_steps,
             "dropped": self.dropped,
             "overwritten": self.overwritten,
             "logged_at": self._logged_at,
@@ -402,6 +411,8 @@ class Runner:
             log.warning("the collector is not restored exactly: some episodes may start again")
         self.frames = int(state["frames"])
         self.updates = int(state["updates"])
+        steps = state.get("gradient_steps")  # checkpoints of earlier versions lack them
+        self.gradient_steps = None if steps is None else int(steps)
         self.dropped = int(state["dropped"])
         self.overwritten = int(state.get("overwritten", 0))  # earlier versions did not count them
         self._logged_at = int(state["logged_at"])

@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from lockstep_check.ages import of_age
 from sync.effects.pipeline import Effect, Parcel, grouped
 from sync.model.block import Snapshot
 
@@ -161,7 +162,7 @@ class Lagging(Effect):
         if worker not in self._served:
             return published[0]
         lag = self._lag.draw(self._first_version + newest.version, worker)
-        old_enough = [block for block in published if block.version <= newest.version - lag]
+        old_enough = [block for block in published if block.version <= of_age(lag, newest.version)]
         return old_enough[-1] if old_enough else None
 
     def commit(self, parcels: Sequence[Parcel], chosen: Sequence[Parcel]) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep_check.ages import of_age
 from sync.effects.pipeline import Effect, Parcel, grouped
 from sync.model.block import Snapshot
 
@@ -87,7 +88,7 @@ class Tearing(Effect):
     def _older(self, newest: Snapshot, worker: int) -> Snapshot:
         """The newest version sent to the worker at least `span` versions ago, or the first one."""
         sent = self._sent[worker]
-        old = [block for block in sent if block.version <= newest.version - self._tear.span]
+        old = [block for block in sent if block.version <= of_age(self._tear.span, newest.version)]
         return old[-1] if old else sent[0] if sent else newest
 
     def _compose(self, newest: Snapshot, older: Snapshot, new: Callable[[], Snapshot]) -> Snapshot:
@@ -122,7 +123,7 @@ class Tearing(Effect):
             for worker in workers:
                 sent = self._sent[worker]
                 sent.append(newest)
-                while len(sent) > 1 and sent[1].version <= newest.version - self._tear.span:
+                while len(sent) > 1 and sent[1].version <= of_age(self._tear.span, newest.version):
                     sent.popleft()
 
     def kept(self) -> list[Snapshot]:

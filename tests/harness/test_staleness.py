@@ -49,7 +49,7 @@ def ratios(values: list[float], acted: list[int]) -> Ratios:
 @pytest.mark.parametrize("interval", [1, 8])
 def test_of_a_steady_interval_two_points_tell_every_version(interval):
     found = published(*((version, version * interval) for version in range(1, 1001)))
-    assert found.updates(np.arange(1001)).tolist() == [v * interval for v in range(1001)]
+    assert found.moments(np.arange(1001)).tolist() == [v * interval for v in range(1001)]
     assert found.newest == 1000 * interval
     assert len(found.state_dict()) == 2
 
@@ -58,13 +58,13 @@ def test_the_interval_may_change_and_publishing_may_be_irregular():
     points = [(1, 8), (2, 16), (3, 18), (4, 20), (5, 27)]
     again = Publications()
     again.load_state_dict(published(*points).state_dict())
-    assert again.updates(np.arange(6)).tolist() == [0, 8, 16, 18, 20, 27]
+    assert again.moments(np.arange(6)).tolist() == [0, 8, 16, 18, 20, 27]
 
 
 def test_versions_older_than_what_is_kept_count_as_the_oldest(monkeypatch):
     monkeypatch.setattr("harness.measures.staleness.MOST_TURNS", 3)
     found = published((1, 1), (2, 3), (3, 4), (4, 9))
-    assert found.updates(np.arange(5)).tolist() == [3, 3, 3, 4, 9]
+    assert found.moments(np.arange(5)).tolist() == [3, 3, 3, 4, 9]
 
 
 # -- lag
