@@ -41,10 +41,11 @@ class EventTrace(Callback):
         else:
             self._write("trace", format=FORMAT, program="lockstep", unit="frames")
         newest = int(run.collector.policy_version)
-        publications = run.staleness.publications
-        updates = publications.moments(np.arange(newest + 1)).tolist()
-        for version, update in enumerate(updates):
-            self._publish(run, version, update, is_newest=version == newest)
+        versions = np.arange(newest + 1)
+        updates = run.staleness.publications.moments(versions).tolist()
+        steps = run.staleness.steps.moments(versions).tolist()
+        for version, moment in enumerate(zip(updates, steps, strict=True)):
+            self._publish(run, version, *moment, is_newest=version == newest)
         self._flush()
 
     def on_batch(self, run: Run, batch: TensorDictBase) -> None:
@@ -71,6 +72,7 @@ class EventTrace(Callback):
             gone = {version for _, _, spans in self._batch for version in spans} - taken
         for worker, sample, spans in self._batch:
             place = {"worker": worker, "sample": sample}
+            steps = {} if run.gradient_steps is None else {"step": run.gradient_steps}
             dropped = sum(length for version, length in spans.items() if version in gone)
             trained = sum(spans.values()) - dropped
             if dropped:
@@ -78,21 +80,25 @@ class EventTrace(Callback):
             if trained:
                 oldest = min(version for version in spans if version not in gone)
                 lag = age(oldest, int(run.collector.policy_version))
-                self._write("train", **place, update=run.updates + 1, length=trained, age=lag)
+                self._write(
+                    "train", **place, update=run.updates + 1, length=trained, age=lag, **steps
+                )
         counts = {name.removeprefix("collector/"): int(n) for name, n in run.counts().items()}
         self._write("counts", **counts)
         self._flush()
 
     def on_publish(self, run: Run, version: int) -> None:
-        self._publish(run, version, run.updates, is_newest=True)
+        self._publish(run, version, run.updates, run.gradient_steps, is_newest=True)
         self._flush()
 
     def on_run_end(self, run: Run, summary: dict[str, Any]) -> None:
         self._flush()
         self._stream.close()
 
-    def _publish(self, run: Run, version: int, update: int, *, is_newest: bool) -> None:
-        more = {}
+    def _publish(
+        self, run: Run, version: int, update: int, step: int | None, *, is_newest: bool
+    ) -> None:
+        more: dict[str, Any] = {} if run.gradient_steps is None else {"step": step}
         if is_newest and self.options.checksums:
             more["checksum"] = f"{checksum(run.learner.policy):08x}"
         self._write("publish", version=version, update=update, **more)

@@ -64,6 +64,7 @@ UPDATE_LAGS = {
     "policy/lag_publish_mean": "publish",
     "policy/lag_queue_mean": "queue",
     "policy/lag_train_mean": "train",
+    "policy/lag_steps_mean": "mean, gradient steps",
 }
 SYNCHRONISATION = (
     Medians(
@@ -111,7 +112,8 @@ SYNCHRONISATION = (
         "The same lag in updates of the learner, and the parts of its mean: publish counts "
         "updates that were not published yet, queue those between the weights that acted and "
         "the newest published ones. Train comes on top: how far the learner moves on inside an "
-        "update while it uses the frames. With a replay buffer, it is the lag of the samples.",
+        "update while it uses the frames. The last column is the mean in gradient steps, before "
+        "the update. With a replay buffer, it is the lag of the samples.",
         _columns(UPDATE_LAGS),
         tuple(UPDATE_LAGS),
     ),

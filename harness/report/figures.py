@@ -42,6 +42,7 @@ CAPTIONS = {
     "seconds": "By wall time, without start-up: {}",
     "virtual seconds": "By the clock of the simulated cluster: {}",
 }
+LAG = "sync.lag"
 LABELS = {
     "frames": "frames",
     "seconds": "seconds in the learner's loop",
@@ -172,7 +173,7 @@ def response(report: Report, cells: pd.DataFrame) -> Figure | None:
     figure, grid = panels(
         titles,
         3.0 if alone else 2.4,
-        " + ".join(design.x),
+        axis_name(report),
         WORDS.get(cells["metric"].iloc[0], cells["metric"].iloc[0]),
         list(zip(design.lines, styles, strict=True)) if len(design.lines) > 1 else [],
         key_title=" + ".join(design.hue),
@@ -207,6 +208,21 @@ def response(report: Report, cells: pd.DataFrame) -> Figure | None:
         axes.grid(visible=False, axis="x")
         axes.yaxis.set_major_formatter(FuncFormatter(short))
     return figure
+
+
+def axis_name(report: Report) -> str:
+    """The options on the x axis; a lag with how many gradient steps an update of its runs has."""
+    assert report.design is not None
+    name = " + ".join(report.design.x)
+    runs = report.plan.runs[report.plan.runs["counts"]]
+    counts = runs.reindex(columns=["summary.gradient_steps", "summary.updates"]).dropna()
+    counts = counts[(counts > 0).all(axis=1)]
+    if LAG not in report.design.x or counts.empty:
+        return name
+    steps = (counts["summary.gradient_steps"] / counts["summary.updates"]).round().astype(int)
+    least, most = steps.min(), steps.max()
+    span = f"{least}" if least == most else f"{least} to {most}"
+    return f"{name}\n(updates of {span} gradient steps)"
 
 
 def _draw_margin(axes: Axes, report: Report, cells: pd.DataFrame) -> None:

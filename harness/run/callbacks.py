@@ -32,6 +32,7 @@ class Run(Protocol):
     staleness: Any  # harness.measures.staleness.Staleness
     frames: int  # collected so far
     updates: int  # done so far
+    gradient_steps: int | None  # done so far; None if the algorithm does not report them
 
     def counts(self) -> dict[str, float]:
         """Frames by what became of them: `collector/collected` and so on."""

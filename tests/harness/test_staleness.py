@@ -87,6 +87,35 @@ def test_lag_is_counted_in_updates_and_has_parts():
     assert found.summary() == metrics
 
 
+def test_lag_is_counted_in_gradient_steps_too():
+    found = Staleness()
+    for version, updates, steps in ((1, 8, 80), (2, 16, 150)):  # the second took fewer steps each
+        found.note(version, updates, steps)
+    found.add(versions(2, 2, 1, -1), 19, gradient_steps=10, steps=180)
+    figures, _ = found.read()
+    assert figures["policy/lag_updates_mean"] == (3 + 3 + 11) / 3
+    assert figures["policy/lag_steps_mean"] == pytest.approx((30 + 30 + 100) / 3)
+    assert figures["policy/lag_steps_p95"] == figures["policy/lag_steps_max"] == 100
+    found.add(versions(2), 19, gradient_steps=10, steps=180)
+    found.add(versions(2), 19, gradient_steps=10)  # not known of all frames
+    assert "policy/lag_steps_mean" not in found.read()[0]
+
+
+def test_a_run_has_lag_in_gradient_steps_and_a_resumed_one_the_same():
+    given = (*SMALL, "sync=shared_mem", "sync.lag=2", "total_frames=768", "algo.epochs=3")
+    whole = start(*given, "checkpoint.every_frames=384", "checkpoint.keep=9")
+    in_steps = [record["policy/lag_steps_mean"] for record in records(whole)]
+    assert in_steps == [0, 6, 12, 12, 12, 12]  # 3 epochs of 2 minibatches
+    summary = read_json(whole / "summary.json")
+    assert summary["gradient_steps"] == 36
+    newest = sorted((whole / "checkpoints").glob("*.safetensors"))
+    for file in newest[1:]:
+        file.unlink()
+    assert run.main([f"resume={whole}"]) == 0
+    assert [record["policy/lag_steps_mean"] for record in records(whole)] == in_steps
+    assert read_json(whole / "summary.json")["policy/lag_steps_mean"] == np.mean(in_steps)
+
+
 def test_what_lies_between_acting_and_use_is_split_at_the_end_of_the_batch():
     found = stale((1, 8), (2, 16), (3, 24))
     found.add(versions(1, 1, 2, 2), 25, newest_at_end=2)

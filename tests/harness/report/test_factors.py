@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from harness.files import read_json, write_json
 from harness.report import figures, main
 from harness.report.design import Design, make_design
 from harness.report.figures import positions
@@ -164,6 +165,16 @@ def test_the_figure_has_the_means_their_intervals_and_a_name_for_each_line(sweep
         assert container.lines[0].get_ydata() == pytest.approx(means)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == design.lines
+
+
+@pytest.mark.parametrize(("most", "unit"), [(32, "32"), (20, "20 to 32")])
+def test_an_axis_of_lags_says_how_many_gradient_steps_an_update_has(tmp_path, most, unit):
+    for seed, lag, steps in ((1, 0, 32), (2, 0, 32), (1, 4, 32), (2, 4, most)):
+        run = make_run(tmp_path / f"{seed},{lag}", seed=seed, sync={"name": "a", "lag": lag})
+        summary = read_json(run / "summary.json")
+        write_json(run / "summary.json", summary | {"updates": 7, "gradient_steps": 7 * steps})
+    (axes,) = figures.response(*study(tmp_path)).axes
+    assert axes.get_xlabel() == f"sync.lag\n(updates of {unit} gradient steps)"
 
 
 @pytest.mark.parametrize(("x", "joined"), [("sync.lag", "-"), ("algo.objective", "None")])
