@@ -15,6 +15,7 @@ COPY conf/ conf/
 COPY sync/ sync/
 COPY collectors/ collectors/
 COPY lockstep_check/ lockstep_check/
+COPY lockstep_trl/ lockstep_trl/
 COPY harness/ harness/
 COPY hydra_plugins/ hydra_plugins/
 RUN uv pip install --python python -c requirements.lock --no-build-isolation ".[tensorboard]"

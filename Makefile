@@ -15,6 +15,7 @@ BENCH ?= sync_latency collect train
 # One stamp per interpreter, written last: changing PYTHON makes the environment anew.
 READY := .venv/.ready-$(subst /,_,$(PYTHON))
 PEERS := .venv-peers/.ready-$(subst /,_,$(PYTHON))
+TRL := .venv-trl/.ready-$(subst /,_,$(PYTHON))
 DOCS := .venv-docs/.ready-$(subst /,_,$(PYTHON))
 BIN := .venv/bin
 # Three files at a time, since tests wait as often as they work, in their order: the many short ones
@@ -26,7 +27,7 @@ test rest slow costs coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help run test rest slow costs mutants mutants-random coverage check chaos soak load conformance bench report reproduce browser docs publish peers clean
+.PHONY: help run test rest slow costs mutants mutants-random coverage check chaos soak load conformance bench report reproduce browser docs publish peers trl clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -102,10 +103,13 @@ publish: $(DOCS) ## add the site of this version to the local branch gh-pages, w
 		$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) latest $(ARGS)
 	@.venv-docs/bin/mike set-default --config-file mkdocs-versions.yml latest
 
+trl: $(TRL) ## make the environment of lockstep_trl, .venv-trl, and run its tests
+	.venv-trl/bin/python -m pytest tests/trl $(ARGS)
+
 peers: $(PEERS) ## make the environment of the benchmarks' peers, .venv-peers
 
 clean: ## remove the environments and caches; outputs/ stays
-	rm -rf .venv .venv-peers .venv-docs site .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-trl .venv-peers .venv-docs site .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An outdated stamp marks a sound environment, which is updated in place. No stamp: there is no
@@ -137,6 +141,13 @@ $(PEERS): requirements-peers.lock
 	$(prepare)
 	.venv-peers/bin/python -m pip install -c requirements-peers.lock torch
 	.venv-peers/bin/python -m pip install -r requirements-peers.lock
+	@touch $@
+
+$(TRL): requirements-trl.lock pyproject.toml
+	$(prepare)
+	.venv-trl/bin/python -m pip install -c requirements-trl.lock torch
+	.venv-trl/bin/python -m pip install -r requirements-trl.lock
+	.venv-trl/bin/python -m pip install --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(DOCS): requirements-docs.lock

@@ -15,8 +15,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 CONFIG_LIBRARIES = ("hydra", "omegaconf")
 OUTSIDE = ("tests", "benchmarks", "examples")
-SHIPPED = ("sync", "collectors", "harness", "hydra_plugins", "lockstep_check", "run.py")
-LOCKSTEP = ("run", "harness", "collectors", "sync", "hydra_plugins")
+SHIPPED = (
+    "sync",
+    "collectors",
+    "harness",
+    "hydra_plugins",
+    "lockstep_check",
+    "lockstep_trl",
+    "run.py",
+)
+LOCKSTEP = ("run", "harness", "collectors", "sync", "hydra_plugins", "lockstep_trl")
 HEAVY = ("torch", "tensordict", "numpy", "gymnasium", "wandb")
 PEERS = ("torchrl", "stable_baselines3", "sample_factory", "tianshou", "rlpyt")
 # The bridge to TorchRL, which runs in the peers' environment.
@@ -24,12 +32,16 @@ BRIDGE = ("examples/from_torchrl", "tests/collectors/torchrl_cases")
 
 # Where code lives, and what it may never import.
 FORBIDDEN = {
+    "lockstep_trl/": ("run", "wandb", *CONFIG_LIBRARIES, *OUTSIDE),
     "lockstep_check/": (*LOCKSTEP, *HEAVY, *CONFIG_LIBRARIES, *OUTSIDE),
     "run.py": OUTSIDE,
     "hydra_plugins/": ("run", "wandb", *OUTSIDE),
-    "harness/": ("run", *OUTSIDE),
-    "collectors/": ("run", "harness", "wandb", *CONFIG_LIBRARIES, *OUTSIDE),
-    "sync/": ("run", "harness", "collectors", "gymnasium", "wandb", *CONFIG_LIBRARIES, *OUTSIDE),
+    "harness/": ("run", "lockstep_trl", *OUTSIDE),
+    "collectors/": ("run", "harness", "lockstep_trl", "wandb", *CONFIG_LIBRARIES, *OUTSIDE),
+    "sync/": (
+        *("run", "harness", "collectors", "lockstep_trl", "gymnasium", "wandb"),
+        *(*CONFIG_LIBRARIES, *OUTSIDE),
+    ),
 }
 # What only some of that code may import.
 RESERVED = {
@@ -65,7 +77,7 @@ def violations(root: Path) -> list[str]:
 
 def source_files(root: Path) -> list[Path]:
     rooms = (
-        *("hydra_plugins", "harness", "collectors", "sync", "lockstep_check"),
+        *("hydra_plugins", "harness", "collectors", "sync", "lockstep_check", "lockstep_trl"),
         *("tests", "examples"),
     )
     return sorted([*root.glob("*.py"), *(f for room in rooms for f in (root / room).rglob("*.py"))])

@@ -14,7 +14,11 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LOCKS = ("requirements.lock", "requirements-peers.lock")  # those with torch
+LOCKS = (
+    "requirements.lock",
+    "requirements-peers.lock",
+    "requirements-trl.lock",
+)  # those with torch
 
 # Of one machine only: where it keeps things, and where its packages come from.
 MACHINE = re.compile(
@@ -45,6 +49,7 @@ def test_each_lock_pins_its_packages_within_their_ranges():
         ("requirements.lock", [*PROJECT["dependencies"], *extras["test"]]),
         ("requirements-peers.lock", extras["peers"]),
         ("requirements-docs.lock", extras["docs"]),
+        ("requirements-trl.lock", [*PROJECT["dependencies"], *extras["trl"]]),
     ):
         for wanted in map(Requirement, requirements):
             assert wanted.specifier.contains(pins(lock)[canonicalize_name(wanted.name)]), wanted
