@@ -1,13 +1,15 @@
-"""All runs of a sweep as one compressed file, without checkpoints and recordings.
+"""All runs of a sweep as one small file: what the tables and figures of a study are made of.
 
     .venv/bin/python benchmarks/pack.py outputs/rate_lag docs/findings/records/rate_lag.tar.xz
 
-`harness.report` makes its report from what the file holds:
+The file unpacks to run directories, which `harness.report` and the programs of the studies read:
 
     tar xf docs/findings/records/rate_lag.tar.xz -C outputs
     python -m harness.report outputs/rate_lag --x sync.lag --hue algo.learning_rate
 
-Numbers in `metrics.jsonl` have six significant digits, which halves the file.
+They hold the config, the manifest and the status; of metrics.jsonl the columns `COLUMNS`, with six
+significant digits; and of summary.json the numbers `NUMBERS`. Times, phases, latencies, losses and
+health by lag are left out, and with them the parts of a report that show them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import io
 import json
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,30 @@ from harness.files import write_atomic  # noqa: E402
 from harness.report.runs import FILES, search  # noqa: E402
 
 DIGITS = 6
+COLUMNS = {
+    "step",
+    "episode/return",
+    "episodes/length",
+    "episodes/length_used",
+    "eval/return",
+    "eval/return_sampled",
+    "eval/entropy",
+    "train/entropy",
+    "policy/lag_updates_mean",
+    "policy/ess",
+    "policy/kl",
+    "policy/ratio_max",
+}
+NUMBERS = COLUMNS | {
+    "frames",
+    "updates",
+    "wall_s",
+    "fps",
+    "episode/count",
+    "policy/dropped",
+    "sim/time_s",
+    "sync/tear_rate",
+}
 
 
 def pack(sweep: Path, archive: Path) -> int:
@@ -40,26 +67,30 @@ def pack(sweep: Path, archive: Path) -> int:
             for file in (run / name for run in runs):
                 if file.exists():
                     place = Path(sweep.name) / file.relative_to(sweep)
-                    add(
-                        packed,
-                        place,
-                        rounded(file) if name == "metrics.jsonl" else file.read_bytes(),
-                    )
+                    add(packed, place, CHOICES.get(name, Path.read_bytes)(file))
     archive.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(archive, content.getvalue())  # two at once would write into each other
     return len(runs)
 
 
-def rounded(file: Path) -> bytes:
-    """The records, with `DIGITS` significant digits."""
-    records = (json.loads(line) for line in file.read_text().splitlines())
-    return "".join(
-        json.dumps({k: shorter(v) for k, v in one.items()}) + "\n" for one in records
-    ).encode()
+def records(file: Path) -> bytes:
+    """The columns of metrics.jsonl, with `DIGITS` significant digits."""
+    lines = (json.loads(line) for line in file.read_text().splitlines())
+    kept = ({name: rounded(one[name]) for name in one if name in COLUMNS} for one in lines)
+    return "".join(json.dumps(one) + "\n" for one in kept if len(one) > 1).encode()
 
 
-def shorter(value: Any) -> Any:
+def numbers(file: Path) -> bytes:
+    """The numbers of summary.json."""
+    summary = json.loads(file.read_text())
+    return json.dumps({name: summary[name] for name in summary if name in NUMBERS}).encode()
+
+
+def rounded(value: Any) -> Any:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+CHOICES: dict[str, Callable[[Path], bytes]] = {"metrics.jsonl": records, "summary.json": numbers}
 
 
 def add(packed: tarfile.TarFile, place: Path, content: bytes) -> None:
