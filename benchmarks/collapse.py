@@ -196,6 +196,7 @@ def lines(courses: Sequence[Course]) -> Iterator[str]:
         better = worth(*judged[first]) - worth(*judged[name])
         yield f"{first} is worth {better:.2f} [{low:.2f}, {high:.2f}] more than {name}"
     yield from _within_settings(courses)
+    yield _of_known_settings(odd, even)
     yield ""
     yield from _by_lag(even, first, chosen[first], {course.setting for course in fallen})
 
@@ -220,6 +221,19 @@ def resampled(
 def interval(drawn: Sequence[float]) -> tuple[float, float]:
     low, high = np.percentile(drawn, [2.5, 97.5])
     return float(low), float(high)
+
+
+def _of_known_settings(odd: Sequence[Course], even: Sequence[Course]) -> str:
+    """What an alarm without any measure does: in each setting of which an odd seed collapsed."""
+    known = {course.setting for course in odd if course.collapse is not None}
+    caught, others = [
+        [course.setting in known for course in even if (course.collapse is not None) is falls]
+        for falls in (True, False)
+    ]
+    return (
+        f"settings in which an odd seed collapsed have {sum(caught)} of {len(caught)} collapses "
+        f"and {sum(others)} of {len(others)} other runs of the even seeds"
+    )
 
 
 def _within_settings(courses: Sequence[Course]) -> Iterator[str]:

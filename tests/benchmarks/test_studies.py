@@ -139,6 +139,10 @@ def test_a_measure_that_falls_before_each_collapse_is_worth_more_than_one_of_cha
     assert said[6].startswith("policy/ess is worth")
     assert "before 40 of 40 collapses" in said[8]
     assert "difference is -0.400 [-0.400, -0.400] over 1 settings" in said[8]  # 10 of 20 records
+    assert said[9] == (
+        "settings in which an odd seed collapsed have 20 of 20 collapses and 20 of 20 other runs "
+        "of the even seeds"
+    )
     assert said[-2:] == [
         "| lag 4 | 20 of 20 | 0 of 20 |",
         "| settings with a collapse | 20 of 20 | 0 of 20 |",
