@@ -384,13 +384,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measure_touches(TOUCHED, options.touches or TESTS)
     rows = read_rows(NOTICED)
     changes = draw(options.seed, options.draw, options.only)
+    noticed_by = {name: row["noticed_by"] for name, row in rows.items()}
     if options.without:
-        noticed_by = {name: row["noticed_by"] for name, row in rows.items()}
         prefixes = tuple(options.without)
         left = [x for x in changes if noticed_by.get(x.name, "").startswith(prefixes)]
+    elif options.again:
+        left = [change for change in changes if noticed_by.get(change.name) == ""]
     else:
-        done = {name for name, row in rows.items() if row["noticed_by"] or not options.again}
-        left = [change for change in changes if change.name not in done]
+        left = [change for change in changes if change.name not in rows]
     print(f"{len(changes)} changes drawn, {len(left)} to be run", flush=True)
     with tempfile.TemporaryDirectory(prefix="lockstep-mutants-") as folder:
         output = Path(folder) / "rows.jsonl" if options.without else NOTICED
