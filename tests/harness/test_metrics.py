@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensordict import TensorDict
 
 from harness.measures import Means
-from harness.measures.metrics import Clock, Episodes, Lags, lag_figures, lag_histogram, percentiles
+from harness.measures.metrics import (
+    Clock,
+    Episodes,
+    Lags,
+    lag_figures,
+    lag_histogram,
+    percentiles,
+    system_metrics,
+)
 
 
 def batch(ids, rewards, done, versions=None, mask=None, envs=None, going_on=()):
@@ -142,6 +152,15 @@ def test_the_wall_time_is_that_since_the_start_without_evaluations(monkeypatch):
     now[0] = 140.0
     assert clock.wall_s == pytest.approx(33.0)
     assert clock.read()[1] == pytest.approx(33.0)
+
+
+def test_a_process_reports_its_seconds_its_megabytes_and_the_load_of_a_minute(monkeypatch):
+    usage = SimpleNamespace(ru_utime=1.5, ru_stime=0.25, ru_maxrss=3072)
+    monkeypatch.setattr("resource.getrusage", lambda of: usage)
+    monkeypatch.setattr("os.getloadavg", lambda: (7.0, 8.0, 9.0))
+    metrics = system_metrics()
+    metrics.pop("system/cuda_memory_mb", None)
+    assert metrics == {"system/cpu_s": 1.75, "system/memory_mb": 3.0, "system/load": 7.0}
 
 
 def test_percentiles_are_of_the_values_themselves():

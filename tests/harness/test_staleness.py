@@ -187,6 +187,12 @@ def test_a_carried_state_is_as_old_as_its_episode():
     assert age.summary() == again.summary()
 
 
+def test_a_state_of_the_first_version_ages_as_any_other():
+    age = StateAge(carried=True)
+    age.add(frames([[0, 0, 0]], [[0, 1, 3]]))
+    assert age.read() == {"policy/state_age_mean": 4 / 3, "policy/state_age_max": 3}
+
+
 def test_a_state_that_new_weights_compute_has_no_age():
     age = StateAge(carried=False)
     age.add(frames([[0, 0, 0]], [[3, 4, 5]]))
@@ -230,6 +236,19 @@ def test_importance_weights_are_figures_of_all_frames_of_the_window():
     assert metrics["policy/share/lag_1"] == 0.25
     assert "policy/ess/lag_2" not in metrics
     assert sum(histograms["histogram/log_ratio"].counts) == 4
+
+
+def test_log_ratios_are_counted_between_the_edges_that_are_named():
+    found = stale((1, 1))
+    values = [-9.0, -9.0, -9.0, 0.003, 0.003, 0.3, 9.0]
+    found.add(versions(1), 1, ratios=Ratios(torch.tensor(values), torch.tensor([1] * 7)))
+    histogram = found.read()[1]["histogram/log_ratio"]
+    edges, counts = histogram.edges, histogram.counts
+    assert (counts[0], counts[-1]) == (3, 1)  # beyond the outermost edges, too
+    for value in (0.003, 0.3):
+        (place,) = (i for i in range(1, len(counts) - 1) if edges[i] <= value < edges[i + 1])
+        assert counts[place] == values.count(value)
+    assert found.summary()["policy/ratio_max"] == pytest.approx(math.exp(9.0))
 
 
 def test_buckets_of_lag_are_as_they_are_named():

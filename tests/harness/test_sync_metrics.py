@@ -4,8 +4,10 @@ import copy
 import gc
 import threading
 import tracemalloc
+from collections import deque
 from contextlib import contextmanager
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,6 +63,43 @@ def test_a_reading_holds_what_is_new(ends):
     assert all(value > 0 for value in metrics.values())
     assert sum(histograms["histogram/ack_ms"].counts) == 2
     assert meter.read() == ({}, {})
+
+
+def test_times_are_milliseconds_of_what_workers_answered(ends):
+    meter = SyncMeter(ends[0], 1)
+    for _ in range(3):
+        publish(meter, *ends)
+    answers = [answer for _, answer in meter.answers_since({})]
+    metrics, _ = meter.read()
+    for name in ("ack", "apply"):
+        of_name = "acknowledge_ns" if name == "ack" else "apply_ns"
+        expected = sum(getattr(answer, of_name) for answer in answers) / len(answers) / 1e6
+        assert metrics[f"sync/{name}_ms"] == pytest.approx(expected)
+
+
+def test_links_and_errors_are_means_of_what_is_new(ends):
+    meter = SyncMeter(ends[0], 1)
+    first = SimpleNamespace(
+        delivered=2, delays_ns=deque([4e6, 9e6]), num_in_flight=1, coalesced=2, retransmitted=3
+    )
+    meter._scheme = SimpleNamespace(links={0: first}, send_stats=SimpleNamespace(saved_bytes=5))
+    meter._fresh_errors = [(0.1, 2.0), (0.4, 1.0)]
+    assert meter._read_link() == {
+        "sync/link_delay_ms": pytest.approx(6.5),
+        "sync/link_in_flight": 1,
+        "sync/link_coalesced": 2,
+        "sync/link_retransmitted": 3,
+    }
+    assert meter._read_wire() == {
+        "sync/wire_error": pytest.approx(0.25),
+        "sync/wire_error_max": 2.0,
+        "sync/bytes_saved": 5.0,
+    }
+    first.delivered, first.delays_ns = 3, deque([4e6, 9e6, 1e6])
+    assert meter._read_link()["sync/link_delay_ms"] == pytest.approx(1.0)
+    assert meter._read_wire() == {}
+    meter._scheme.links = {}
+    assert meter._read_link() == {}
 
 
 def test_bytes_are_those_of_all_publications(ends):

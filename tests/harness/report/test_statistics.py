@@ -261,6 +261,14 @@ def test_the_probability_of_improvement_counts_pairs_and_halves_ties():
     assert found.low < 0.5 < found.high
 
 
+def test_the_probability_of_improvement_is_the_mean_over_tasks():
+    left = [np.array([1.0, 2.0, 3.0]), np.array([5.0, 6.0])]
+    right = [np.array([2.0, 2.0]), np.array([1.0, 2.0, 5.5])]
+    found = probability_of_improvement(left, right)
+    assert found.value == pytest.approx((1 / 2 + 5 / 6) / 2)
+    assert 0 < found.low < found.value < found.high < 1
+
+
 def test_runs_that_always_win_leave_no_doubt_and_one_seed_leaves_all():
     better, worse = [TEN + 100], [TEN]
     found = probability_of_improvement(better, worse)

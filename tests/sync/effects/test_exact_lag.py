@@ -11,10 +11,14 @@ from torch import nn
 
 from sync import (
     Lag,
+    Layout,
     Link,
     SharedMemWeightSyncScheme,
     WorkerDied,
 )
+from sync.effects.exact_lag import Lagging
+from sync.effects.pipeline import Parcel
+from sync.model.block import private_snapshot
 from tests.sync.support import (
     KINDS,
     bits,
@@ -107,6 +111,22 @@ def test_a_version_that_its_wire_refuses_late_is_left_out():
         for n in (4, 5):
             scheme.send(fill(model, n))
         assert worker.do(take, 3)[0] == 3
+
+
+def test_a_version_is_delivered_once_and_kept_no_longer():
+    layout = Layout.of({"a": torch.ones(3)})
+    lagging = Lagging(Lag("cycle", values=(0, 1)), num_workers=1)
+    delivered, kept = [], []
+    for version in range(6):
+        block = private_snapshot(layout)
+        block.stamp(version, b"")
+        parcels = [Parcel(block, [0])]
+        chosen = lagging.choose(parcels, lambda: private_snapshot(layout))
+        lagging.commit(parcels, chosen)
+        delivered.append([parcel.block.version for parcel in chosen])
+        kept.append([block.version for block in lagging.kept()])
+    assert delivered == [[0], [], [2], [], [4], []]  # the worker has what it would get again
+    assert kept == [[], [1], [], [3], [], [5]]
 
 
 def test_memory_is_bounded_by_the_largest_lag():

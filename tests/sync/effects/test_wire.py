@@ -272,6 +272,14 @@ def test_numbers_that_are_not_finite_have_no_part_in_the_measured_error():
     assert measure_error([sent], [decoded]) == (0.5, pytest.approx(0.5 / 5))
 
 
+def test_a_row_of_four_numbers_has_a_scale_of_its_own_and_shorter_ones_share():
+    for shape, scales in (((5, 4), 5), ((5, 3), 1), ((2, 2, 2), 2), ((100,), 2)):
+        model = Layout.of({"rows": torch.zeros(shape)})
+        leaves = rounded_format("int8", model, round_buffers=False).layout.leaves
+        (scale,) = (leaf for leaf in leaves if leaf.name.endswith("(scale)"))
+        assert scale.shape == (scales, 1)
+
+
 def test_int8_divides_no_numbers_by_zero():
     tiny = torch.full((8, 8), 1e-45)  # its scale would underflow
     model = Layout.of({"zeros": torch.zeros(8, 8), "tiny": tiny})
