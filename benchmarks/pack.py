@@ -40,6 +40,7 @@ COLUMNS = {
     "eval/entropy",
     "train/entropy",
     "policy/lag_updates_mean",
+    "policy/lag_steps_mean",
     "policy/ess",
     "policy/kl",
     "policy/ratio_max",
@@ -47,6 +48,7 @@ COLUMNS = {
 NUMBERS = COLUMNS | {
     "frames",
     "updates",
+    "gradient_steps",
     "wall_s",
     "fps",
     "episode/count",
