@@ -35,7 +35,7 @@ from harness.options import collectors as collect
 from harness.options import loggers as log
 from harness.options import models as model
 from harness.options import simulated, sync
-from harness.options.base import Options, summary
+from harness.options.base import Options, build, summary
 
 ENTRY_POINTS = "lockstep.plugins"
 
@@ -144,6 +144,23 @@ def choice(value: Any, place: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(arguments, dict | None):
         raise ConfigError(f"{place} gives {name!r} the arguments {arguments!r}, expected a mapping")
     return name, dict(arguments or {})
+
+
+def chosen_objective(config: algo.PPOConfig) -> tuple[Part, Any]:
+    """The objective that an algorithm's options name, and its own options, or None.
+
+    `ConfigError` if there is no such objective, or if it cannot be the method of its name.
+    """
+    name, arguments = choice(config.objective, "algo.objective")
+    part = objectives.get(name)
+    if part.options is None:
+        if arguments:
+            raise ConfigError(f"algo.objective={name} takes no options, got {arguments}")
+        return part, None
+    options: Any = build(part.options, arguments, f"algo.objective.{name}")
+    if isinstance(options, objective.ObjectiveConfig):
+        options.check(name, config)
+    return part, options
 
 
 # -- plugins

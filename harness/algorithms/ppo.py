@@ -12,6 +12,7 @@ import torch
 from gymnasium.spaces import Box
 from tensordict import TensorDictBase
 from torch import Tensor
+from torch.func import functional_call, grad, vmap
 
 from harness.algorithms.actor_critic import ActorCritic, sequences, states_before, trajectories
 from harness.algorithms.gradient_step import GradientStep
@@ -19,6 +20,7 @@ from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import Frames, Objective, kl_estimate, mean, objective
 from harness.algorithms.returns import Returns, Steps, explained_variance, gae, vtrace
 from harness.algorithms.state import Adam, Averaged
+from harness.errors import ConfigError, show
 from harness.measures import Means
 from harness.models.normalise import DiscountedReturns, Normaliser
 from harness.options.algorithms import PPOConfig
@@ -171,9 +173,10 @@ class PPO(ActorCritic):
         if config.normalise_advantages and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         anchor = part.get("anchor", part["proximal"])
-        origin, counts = (part["trajectory"], part["age"], part.get("scores")), part.get("counts")
+        counts = part.get("counts")
+        origin = part["trajectory"], part["age"], part.get("scores"), counts
         frames = Frames(part["log_prob"], part["behaviour"], anchor, advantages, *origin)
-        policy_loss, measured = self.objective(frames, config, counts)
+        policy_loss, measured = self.objective(frames, config)
         values = part["value"], part["old_value"], part["target"]
         value_loss, entropy = value_loss_of(config, *values, counts), mean(part["entropy"], counts)
         loss = policy_loss - config.entropy_weight * entropy + config.value_weight * value_loss
@@ -184,13 +187,19 @@ class PPO(ActorCritic):
         return loss, measured
 
     def scores(self, features: Tensor, action: Tensor) -> Tensor:
-        """Of each frame: the squared norm of the gradient of log_prob by the features."""
+        """Of each frame, as a row: the gradient of log_prob by the weights of the last layer."""
+        head = self.policy.head
+        weights = {name: weight.detach() for name, weight in head.named_parameters()}
 
-        def total(features: Tensor) -> Tensor:
-            log_prob: Tensor = self.policy.head.log_prob(self.policy.head(features), action)
-            return log_prob.sum()
+        def log_prob(weights: dict[str, Tensor], features: Tensor, action: Tensor) -> Tensor:
+            value: Tensor = head.log_prob(functional_call(head, weights, (features,)), action)
+            return value
 
-        return torch.func.grad(total)(features).detach().square().sum(-1)
+        dims = features.shape[:-1]
+        of_frames = vmap(grad(log_prob), in_dims=(None, 0, 0))
+        gradients = of_frames(weights, features.flatten(0, -2), action.flatten(0, len(dims) - 1))
+        rows = torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
+        return rows.detach().unflatten(0, dims)
 
     @torch.no_grad()
     def averaged_log_prob(self, part: dict[str, Tensor]) -> Tensor:
@@ -203,9 +212,10 @@ class PPO(ActorCritic):
 def check_objective(objective: Objective, config: PPOConfig, setup: Setup) -> None:
     """Refuse an objective that the action space does not allow."""
     if objective.needs("needs_probabilities") and isinstance(setup.action_space, Box):
-        raise ValueError(
-            f"algo.objective={config.objective!r} bounds probabilities of actions, and those of "
-            f"{setup.action_space} have densities; expected discrete actions"
+        raise ConfigError(
+            f"algo.objective={show(config.objective)} bounds probabilities of actions, and those "
+            f"of {setup.action_space} have densities; expected discrete actions, or "
+            f"algo.objective={objective.options.instead}"
         )
 
 

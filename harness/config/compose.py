@@ -29,7 +29,7 @@ from harness.files import DEEPEST, parse_yaml
 from harness.options.base import defaults, mappings
 from harness.options.collectors import nodes_started
 from harness.options.run import CommandConfig, EnvConfig, RunConfig
-from harness.registry import GROUPS, load_plugins
+from harness.registry import GROUPS, load_plugins, objectives
 
 HYDRA_VERSION = "1.3"
 PROVIDER = "lockstep"
@@ -315,7 +315,14 @@ def zipped(*values: Any, _root_: DictConfig) -> Any:
     return values[point]
 
 
+def needs_vtrace(objective: Any) -> bool:
+    """Whether an objective, as a config names it, is none without V-trace."""
+    name = objective if isinstance(objective, str) else next(iter(objective or ()), None)
+    return name in objectives and getattr(objectives.get(name).options, "needs_vtrace", False)
+
+
 OmegaConf.register_new_resolver("zip", zipped, replace=True)
+OmegaConf.register_new_resolver("lockstep.vtrace", needs_vtrace, replace=True)
 OmegaConf.register_new_resolver("lockstep.product", lambda *n: math.prod(n), replace=True)
 OmegaConf.register_new_resolver("lockstep.job_name", job_name, replace=True)
 OmegaConf.register_new_resolver("lockstep.file_name", file_name, replace=True)

@@ -49,6 +49,8 @@ def _to_normalise(options: Any) -> int:
 class PPOConfig(AlgorithmConfig):
     """Proximal policy optimisation: on-policy, with options for lagging data."""
 
+    critic: ClassVar[bool] = True  # whether it learns values
+
     name: str = "ppo"
     learning_rate: Positive = 2.5e-4  # of Adam
     anneal_learning_rate: bool = True  # linearly, to zero at the last frame
@@ -76,7 +78,8 @@ class PPOConfig(AlgorithmConfig):
     # the gradient step (loss, gradient, clipping, optimiser), by torch.compile: a slower start,
     # then faster updates; not for models with memory
     compile: bool = False
-    vtrace: bool = False  # V-trace returns, corrected for lag, instead of GAE
+    # V-trace returns, corrected for lag, instead of GAE; true with an objective that needs them
+    vtrace: bool = field(default=False, metadata=linked("${lockstep.vtrace:${algo.objective}}"))
     vtrace_rho: Positive = 1.0  # V-trace: cap on the weight of a frame's own error
     vtrace_c: Positive = 1.0  # V-trace: cap on the weight with which later errors are passed back
     # versions; frames that lag more are not learned from, and counted
@@ -103,6 +106,8 @@ class GRPOConfig(PPOConfig):
 
     Values, and with them gamma, gae_lambda, vtrace and the options of values, have no part in it.
     """
+
+    critic: ClassVar[bool] = False
 
     name: str = "grpo"
     learning_rate: Positive = 1e-3  # of Adam
@@ -280,12 +285,38 @@ class DQNConfig(ReplayConfig):
 class ObjectiveConfig:
     """What an objective needs. Options that derive from it say so; others need none of it."""
 
+    # advantages by V-trace, and so a critic: without them it is not the method of its name
+    needs_vtrace: ClassVar[bool] = False
+    # one advantage for a whole episode, as algo=grpo has it, and no critic
+    needs_episodes: ClassVar[bool] = False
     # minibatches of whole trajectories, each as far as it lies in the batch
     whole_trajectories: ClassVar[bool] = False
     # actions with probabilities and not densities: discrete ones
     needs_probabilities: ClassVar[bool] = False
-    # how strongly each frame's log-probability depends on the features of the policy
+    # the gradient of each frame's log-probability by the weights of the policy's last layer
     needs_scores: ClassVar[bool] = False
+    instead: ClassVar[str] = (
+        "behaviour"  # the nearest objective that can do without what is missing
+    )
+
+    def check(self, name: str, algo: PPOConfig) -> None:
+        """Raise `ConfigError` if it cannot be the method of its name with this algorithm."""
+        pair = f"algo.objective={name} algo={algo.name}"
+        if self.needs_vtrace and not algo.critic:
+            raise ConfigError(
+                f"{pair}: its advantages are those of V-trace, which needs a critic; use algo=ppo, "
+                f"or algo.objective={self.instead}, which needs none"
+            )
+        if self.needs_vtrace and not algo.vtrace:
+            raise ConfigError(
+                f"algo.vtrace=false algo.objective={name}: its advantages are those of V-trace; "
+                "expected algo.vtrace=true"
+            )
+        if self.needs_episodes and algo.critic:
+            raise ConfigError(
+                f"{pair}: it is for whole episodes with one advantage each, and algo={algo.name} "
+                f"has one for each frame; use algo=grpo, or algo.objective={self.instead}"
+            )
 
 
 @dataclass
@@ -315,8 +346,11 @@ class DualClipConfig:
 
 
 @dataclass
-class VTraceConfig:
-    """The policy gradient of V-trace's actor-critic, for algo.vtrace=true."""
+class VTraceConfig(ObjectiveConfig):
+    """The policy gradient of V-trace's actor-critic, with its advantages."""
+
+    needs_vtrace: ClassVar[bool] = True
+    instead: ClassVar[str] = "cispo"
 
     rho: Positive = 1.0  # cap on the importance weight of a frame's gradient
 
@@ -348,6 +382,7 @@ class DPPOConfig(ObjectiveConfig):
     """A policy gradient without frames whose probability has moved too far, by a divergence."""
 
     needs_probabilities: ClassVar[bool] = True
+    instead: ClassVar[str] = "m2po"
 
     # total variation, or Kullback-Leibler, of "this action or another one"
     divergence: Literal["tv", "kl"] = "tv"
@@ -367,14 +402,20 @@ class SAPOConfig:
 class VCPOConfig(ObjectiveConfig):
     """A policy gradient with the baseline of least variance; unequal weights make smaller steps."""
 
+    whole_trajectories: ClassVar[bool] = True
+    needs_episodes: ClassVar[bool] = True
     needs_scores: ClassVar[bool] = True
+    instead: ClassVar[str] = "sequence_is"
 
-    weight_cap: Positive = 8.0  # the largest importance weight of a frame
+    weight_cap: Positive = 8.0  # the largest importance weight of an episode
 
 
 @dataclass
-class VACOConfig:
-    """Importance sampling until the total variation reaches a limit; for algo.vtrace=true."""
+class VACOConfig(ObjectiveConfig):
+    """Advantages of V-trace, and importance sampling until the total variation reaches a limit."""
+
+    needs_vtrace: ClassVar[bool] = True
+    instead: ClassVar[str] = "dppo"
 
     limit: Positive = 0.1  # on the total variation, estimated over a minibatch
 
@@ -408,9 +449,11 @@ class GeometricConfig(ObjectiveConfig):
 
 @dataclass
 class VESPOConfig(ObjectiveConfig):
-    """A policy gradient weighted by a smooth, bounded function of each trajectory's weight W."""
+    """A policy gradient weighted by a smooth, bounded function of each episode's weight W."""
 
     whole_trajectories: ClassVar[bool] = True
+    needs_episodes: ClassVar[bool] = True
+    instead: ClassVar[str] = "sequence_is"
 
     # the weight of a frame is W^power exp(decay (1 - W))
     power: Positive = 2.0  # where the advantage is positive or zero

@@ -13,7 +13,8 @@ from harness.algorithms.actor_critic import ActorCritic
 from harness.algorithms.impala import IMPALA
 from harness.algorithms.interface import Setup
 from harness.algorithms.ppo import PPO
-from harness.options import CNNConfig, IMPALAConfig, LSTMConfig, MLPConfig, PPOConfig
+from harness.options import CNNConfig, GRPOConfig, IMPALAConfig, LSTMConfig, MLPConfig, PPOConfig
+from harness.registry import choice, objectives
 from tests.harness.rollouts import noise
 
 VECTOR = Box(-1, 1, (3,), np.float32)
@@ -35,11 +36,20 @@ def setup(model: str = "mlp", actions: str = "discrete", total: int = 10_000) ->
     return Setup(observations, ACTIONS[actions], network, total_frames=total)
 
 
+def options(**config: Any) -> PPOConfig:
+    """PPO's options, and what the objective among them needs: V-trace, or those of GRPO."""
+    name, _ = choice(config.get("objective", "behaviour"), "objective")
+    needs = objectives.get(name).options if name in objectives else None
+    if getattr(needs, "needs_vtrace", False):
+        config = {"vtrace": True, **config}
+    return (GRPOConfig if getattr(needs, "needs_episodes", False) else PPOConfig)(**config)
+
+
 def ppo(
     model: str = "mlp", actions: str = "discrete", *, total: int = 10_000, **config: Any
 ) -> PPO:
     config = {"minibatch_size": 16, "learning_rate": 1e-2, **config}
-    return PPO(PPOConfig(**config), setup(model, actions, total))
+    return PPO(options(**config), setup(model, actions, total))
 
 
 def impala(

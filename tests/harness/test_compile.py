@@ -17,6 +17,7 @@ from harness.algorithms.ppo import PPO
 from harness.algorithms.sac import SAC
 from harness.options import DQNConfig, IMPALAConfig, MLPConfig, PPOConfig, SACConfig
 from harness.registry import objectives
+from tests.harness.actor_critics import options
 from tests.harness.rollouts import noise
 from tests.harness.test_every_algorithm import ALGORITHMS, check_repeats, check_replayed
 
@@ -36,7 +37,7 @@ def check(actions: str, **config: Any) -> None:
     space = ACTIONS[actions]
     setup = Setup(VECTOR, space, MLPConfig(hidden_sizes=[8]), total_frames=10_000)
     config = {"minibatch_size": 16, "epochs": 2, "target_kl": 1.0, **config}
-    eager, compiled = (PPO(PPOConfig(**config, compile=c), setup) for c in (False, True))
+    eager, compiled = (PPO(options(**config, compile=c), setup) for c in (False, True))
     collector = noise(VECTOR, space)
     for number, steps in enumerate((21, 35, 21, 50, 43)):
         batch = collector.collect(eager.policy, steps)

@@ -12,6 +12,7 @@ from torch import Tensor
 from harness.algorithms.objectives import Frames, Objective, mean_of_trajectory, objective
 from harness.options import PPOConfig
 from harness.registry import objectives
+from tests.harness.actor_critics import options as config_of
 
 
 def maximised(
@@ -30,15 +31,15 @@ def maximised(
 
     ratios: of the policy that is trained to the one that its objective is anchored to.
     weights: of the proximal policy to the one that acted; None: both are the same.
-    trajectory, age, scores: of the frames; None: each its own trajectory, and 1.
+    trajectory, age, scores (squared norms): of the frames; None: each its own trajectory, and 1.
     now: the probability by the proximal policy.
     """
-    config = PPOConfig(clip=0.2, objective=chosen, **options)
+    config = config_of(clip=0.2, objective=chosen, **options)
     n = len(ratios)
     origin = (
         torch.tensor(trajectory or list(range(n))),
         torch.tensor(age or [1] * n),
-        torch.tensor(scores or [1.0] * n),
+        torch.tensor(scores or [1.0] * n)[:, None].sqrt(),
     )
     proximal = torch.full((n,), now).log()
     behaviour = proximal - torch.tensor(weights).log() if weights else proximal
@@ -346,7 +347,7 @@ def test_an_objective_that_makes_no_sense_is_refused(chosen, complaint):
 
 def test_weights_and_masks_carry_no_gradient():
     def loss(x: Tensor) -> Tensor:
-        config = PPOConfig(objective="vtrace")
+        config = PPOConfig(objective="vtrace", vtrace=True)
         frames = Frames(x, torch.zeros(2), torch.zeros(2), torch.tensor([1.0, 2.0]))
         return objective(config)(frames, config)[0]
 
@@ -360,7 +361,7 @@ def test_what_an_objective_reports_has_one_prefix():
         metrics = {"train/approx_kl": torch.ones(()), "mine": torch.ones(())}
         return frames.log_prob, frames.log_prob, frames.log_prob > 0, metrics
 
-    frames = Frames(*(torch.zeros(2) for _ in Frames._fields))
+    frames = Frames(*(torch.zeros(2) for _ in Frames._fields))._replace(counts=None)
     _, measured = Objective(own)(frames, PPOConfig())
     assert set(measured) == {"approx_kl", "clip_fraction", "mine"}
     assert measured["approx_kl"] == 1  # in place of the one that is computed for every objective
