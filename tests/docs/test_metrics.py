@@ -19,7 +19,18 @@ REPLAY = (
     *("algo.learning_starts=32", "algo.batch_size=16", "algo.buffer_size=1000"),
 )
 RUNS = (
-    (*PPO, "collector=multi_async", "sync=hogwild", "algo.target_kl=1", "algo.objective=vcpo"),
+    (*PPO, "collector=multi_async", "sync=hogwild", "algo.target_kl=1"),
+    (
+        *(
+            "experiment=grpo_tokens",
+            "algo.objective=vcpo",
+            "algo.minibatch_size=24",
+            "logger=jsonl",
+        ),
+        *("total_frames=96", "collector.frames_per_batch=48", "env.num_envs=16"),
+        *("env.kwargs={task: sort, length: 3, group_size: 4}", "evaluation.num_episodes=1"),
+        *("model.hidden_sizes=[16]", "model.width=8", "model.heads=2"),
+    ),
     (
         *(*PPO, "collector=multi_sync", "collector.preemptive_threshold=0.5"),
         *("sync.link.preset=lan", "sync.wire=int8", "sync.verify=every"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.algorithms.objectives import Frames, Objective, mean_of_trajectory, objective
+from harness.command import main
+from harness.config.plan import plan_run
 from harness.options import PPOConfig
 from harness.registry import objectives
 from tests.harness.actor_critics import options as config_of
@@ -343,6 +346,61 @@ def test_every_objective_names_its_paper():
 def test_an_objective_that_makes_no_sense_is_refused(chosen, complaint):
     with pytest.raises(ValueError, match=complaint):
         objective(PPOConfig(objective=chosen))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (
+            ["algo.objective=vaco", "algo.vtrace=false"],
+            "algo.vtrace=false algo.objective=vaco: .* expected algo.vtrace=true",
+        ),
+        (
+            ["algo.objective={vtrace:{rho:2}}", "algo.vtrace=false"],
+            "algo.vtrace=false algo.objective=vtrace: .* expected algo.vtrace=true",
+        ),
+        (
+            ["algo=grpo", "algo.objective=vaco"],
+            "algo.objective=vaco algo=grpo: .*a critic; use algo=ppo, or algo.objective=dppo",
+        ),
+        (
+            ["algo=grpo", "algo.objective=vtrace", "algo.vtrace=true"],
+            "algo.objective=vtrace algo=grpo: .*a critic; use algo=ppo, or algo.objective=cispo",
+        ),
+        *(
+            (
+                [f"algo.objective={name}"],
+                f"algo.objective={name} algo=ppo: .*use algo=grpo, or algo.objective=sequence_is",
+            )
+            for name in ("vcpo", "vespo")
+        ),
+        (
+            ["env=pendulum", "algo.objective=dppo"],
+            "algo.objective=dppo bounds .*expected discrete actions, or algo.objective=m2po",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_the_method_of_its_name_is_refused(overrides, complaint, tmp_path, capsys):
+    directory = tmp_path / "run"
+    few = ["logger=jsonl", "total_frames=64", f"hydra.run.dir={directory}"]
+    assert main([*few, *overrides]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(complaint, line)
+
+
+@pytest.mark.parametrize("chosen", ["vaco", "vtrace", "{vaco:{limit:0.2}}", "{vtrace:{rho:2}}"])
+def test_an_objective_that_needs_vtrace_has_it(chosen):
+    assert plan_run([f"algo.objective={chosen}"]).options["algo"]["vtrace"] is True
+
+
+def test_no_other_objective_changes_what_returns_are():
+    for name in objectives.names():
+        algo = "grpo" if name in ("vcpo", "vespo") else "ppo"
+        if name not in ("vaco", "vtrace"):
+            plan = plan_run([f"algo={algo}", f"algo.objective={name}"])
+            assert plan.options["algo"]["vtrace"] is False
+    assert plan_run(["algo.vtrace=true", "algo.objective=decoupled"]).options["algo"]["vtrace"]
 
 
 def test_weights_and_masks_carry_no_gradient():

@@ -266,6 +266,24 @@ def test_densities_are_no_probabilities():
         learner(actions="box", objective="dppo")
 
 
+@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("model", ["mlp", "lstm"])
+def test_scores_are_the_gradients_of_the_last_layer(model, actions):
+    ppo = learner(model, actions)
+    features = torch.randn(2, 3, ppo.policy.encoder.num_features)
+    action = torch.stack([torch.as_tensor(ACTIONS[actions].sample()) for _ in range(6)])
+    action = action.unflatten(0, (2, 3))
+    head = ppo.policy.head
+    (layer,) = head.children()
+    for place in itertools.product(range(2), range(3)):
+        log_prob = head.log_prob(head(features[place]), action[place])
+        gradients = torch.autograd.grad(log_prob, list(layer.parameters()))
+        expected = torch.cat([gradient.flatten() for gradient in gradients])
+        row = ppo.scores(features, action)[place]
+        torch.testing.assert_close(row[row != 0], expected[expected != 0])
+        assert (expected != 0).any()
+
+
 def test_a_step_may_be_smaller_than_the_learning_rate():
     config = {"objective": "vcpo", "epochs": 1, "minibatch_size": 1000}
     start, ppo, other = (learner(**config) for _ in range(3))
