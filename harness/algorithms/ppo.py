@@ -12,7 +12,6 @@ import torch
 from gymnasium.spaces import Box
 from tensordict import TensorDictBase
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
 
 from harness.algorithms.actor_critic import ActorCritic, sequences, states_before, trajectories
 from harness.algorithms.gradient_step import GradientStep
@@ -189,17 +188,14 @@ class PPO(ActorCritic):
     def scores(self, features: Tensor, action: Tensor) -> Tensor:
         """Of each frame, as a row: the gradient of log_prob by the weights of the last layer."""
         head = self.policy.head
-        weights = {name: weight.detach() for name, weight in head.named_parameters()}
 
-        def log_prob(weights: dict[str, Tensor], features: Tensor, action: Tensor) -> Tensor:
-            value: Tensor = head.log_prob(functional_call(head, weights, (features,)), action)
-            return value
+        def total(outputs: Tensor) -> Tensor:
+            log_prob: Tensor = head.log_prob(head.distribution(outputs), action)
+            return log_prob.sum()
 
-        dims = features.shape[:-1]
-        of_frames = vmap(grad(log_prob), in_dims=(None, 0, 0))
-        gradients = of_frames(weights, features.flatten(0, -2), action.flatten(0, len(dims) - 1))
-        rows = torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
-        return rows.detach().unflatten(0, dims)
+        slopes = torch.func.grad(total)(head.layer(features).detach()).detach()
+        by_weights = slopes.unsqueeze(-1) * features.unsqueeze(-2)
+        return torch.cat([by_weights.flatten(-2), slopes], dim=-1)
 
     @torch.no_grad()
     def averaged_log_prob(self, part: dict[str, Tensor]) -> Tensor:

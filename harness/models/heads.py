@@ -1,6 +1,7 @@
 """Action heads: from features to a distribution over the actions of a space.
 
-What a head makes of features are its distribution's parameters, which every method takes.
+What a head makes of features are its distribution's parameters, which every method takes. They are
+`distribution` of what `layer`, its only layer, puts out.
 """
 
 from __future__ import annotations
@@ -60,9 +61,15 @@ class CategoricalHead(nn.Module):
         self.logits = orthogonal(nn.Linear(num_features, sum(choices)), gain=0.01)
         self.register_buffer("starts", torch.tensor(starts), persistent=False)
 
+    @property
+    def layer(self) -> nn.Module:
+        return self.logits
+
     def forward(self, features: Tensor) -> Tensor:
         """The log-probability of every choice."""
-        logits = self.logits(features)
+        return self.distribution(self.logits(features))
+
+    def distribution(self, logits: Tensor) -> Tensor:
         if self.flat:
             return logits.log_softmax(-1)
         return torch.cat([part.log_softmax(-1) for part in logits.split(self.choices, -1)], -1)
@@ -101,9 +108,16 @@ class GaussianHead(nn.Module):
         self.mean = orthogonal(nn.Linear(num_features, size), gain=0.01)
         self.log_std = nn.Parameter(torch.zeros(size))
 
+    @property
+    def layer(self) -> nn.Module:
+        return self.mean
+
     def forward(self, features: Tensor) -> Tensor:
         """The mean."""
-        return self.mean(features)
+        return self.distribution(self.mean(features))
+
+    def distribution(self, mean: Tensor) -> Tensor:
+        return mean
 
     def act(self, mean: Tensor, mode: InteractionType | None) -> Tensor:
         """A random action or the mean, as `mode` says."""
