@@ -104,15 +104,19 @@ def train(
         if key in options
     }
     resume = arguments.pop("resume", None)
+    reward = options.pop("reward", sorted_share)
     rollouts = LockstepRollouts(
         model,
         prompts,
-        options.pop("reward", sorted_share),
+        reward,
         lag=lag,
         run_dir=run_dir,
-        eval_prompts=options.pop("eval_prompts", make_prompts(digits, 200, seed=1)),
-        options={"env": {"id": f"sort {digits} digits"}, **options.pop("config", {})},
-        **options,
+        **{
+            "eval_prompts": make_prompts(digits, 100, seed=1),
+            "eval_steps": updates // 10,
+            **options,
+        },
+        options={"env": {"id": f"sort {digits} digits"}},
     )
     args = AsyncGRPOConfig(
         output_dir=str(Path(run_dir or "outputs/trl/unnamed") / "trl"),
@@ -134,7 +138,7 @@ def train(
         model=model,
         args=args,
         train_dataset=prompts,
-        reward_funcs=sorted_share,
+        reward_funcs=reward,
         rollout_worker=rollouts.worker,
         weight_transfer=rollouts.transfer,
     )

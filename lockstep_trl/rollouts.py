@@ -177,7 +177,12 @@ class LockstepRollouts:
         if self._trainer.state.global_step:
             self._restore()
         self.record.open()
-        self.transfer.trace = self.record.trace if self.record.writes_trace else None
+        if self.record.writes_trace:
+            self.transfer.trace = self._trace_publish
+
+    def _trace_publish(self, event: str, **what: Any) -> None:
+        step = self._trainer.state.global_step
+        self.record.trace(event, update=step, step=step, **what)
 
     def _ready(self) -> None:
         """The first version is published: say what the schedule is of, or check it."""

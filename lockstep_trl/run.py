@@ -31,7 +31,7 @@ from harness.run.provenance import manifest
 from lockstep_check.ages import age
 from lockstep_check.events import FILE, FORMAT
 from lockstep_trl.sampler import Sampler, Writing
-from lockstep_trl.worker import Answer, Stamped
+from lockstep_trl.worker import Answer, Stamped, Worker
 
 NAMES = {  # what TRL logs, and Lockstep's names
     "loss": "train/policy_loss",
@@ -139,10 +139,11 @@ class RunRecord(TrainerCallback):
         self.counts = Counter[str]()  # tokens taken, dropped, used; answers used
         self.used_answers: list[Answer] = []  # of the last batch
         self._directory = None if directory is None else Path(directory)
-        self._options, self._eval_steps = dict(options or {}), eval_steps
+        self._options = dict(options or {})
+        self._eval_steps = 0 if eval_prompts is None else eval_steps
         self._sampler = copy.copy(sampler) if eval_prompts is not None else None
         self._eval_prompts, self.writes_trace = eval_prompts, trace
-        self._ended = False
+        self._ended = self._follows = False  # follows another worker, such as TRL's own
         self._logged: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
         self.saving: Callable[[Path], None] | None = None  # called with the folder of a checkpoint
         self._collated: deque[list[Answer]] = deque()
@@ -158,7 +159,8 @@ class RunRecord(TrainerCallback):
         if trainer.accelerator.num_processes > 1:
             raise ValueError("lockstep_trl follows a trainer of one process, and this one has more")
         self.trainer = trainer
-        if trainer.rollout_queue is not trainer.rollout_worker:  # TRL's own, or another's
+        self._follows = not isinstance(trainer.rollout_worker, Worker)
+        if self._follows:
             trainer.rollout_queue = Watched(trainer.rollout_queue, self)
         if self._sampler is not None:
             self._sampler.model = copy.deepcopy(self._sampler.model)
@@ -203,7 +205,8 @@ class RunRecord(TrainerCallback):
         """The trainer takes a sample from the queue; what is too old or too long, TRL drops."""
         answer, args = sample.metrics.answer, self.trainer.args
         self.counts["taken"] += answer.length
-        self.trace("take", sample=answer.number)
+        stamp = sample.model_version - 1 + self.versions_before
+        self.trace("take", sample=answer.number, version=stamp, length=answer.length)
         answer.staleness = self.trainer.model_version - sample.model_version
         if answer.staleness > args.max_staleness:
             reason = "stale"
@@ -235,6 +238,7 @@ class RunRecord(TrainerCallback):
                 "train",
                 sample=answer.number,
                 update=update + 1,
+                step=update,
                 epoch=0,
                 age=answer.staleness,
                 logprob=sum(answer.log_probs),
@@ -244,6 +248,13 @@ class RunRecord(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.open()
+        if self._follows:
+            self._note_version()
+
+    def _note_version(self) -> None:
+        """Another worker's version was published."""
+        step = self.trainer.state.global_step
+        self.trace("publish", version=self.newest, update=step, step=step)
 
     def open(self) -> None:
         """Make the run directory, or go on in it; a second call does nothing."""
@@ -265,6 +276,8 @@ class RunRecord(TrainerCallback):
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._follows and state.global_step % args.weight_sync_steps == 0:
+            self._note_version()
         if self._eval_steps and state.global_step % self._eval_steps == 0:
             self.evaluate()
 
@@ -280,7 +293,7 @@ class RunRecord(TrainerCallback):
         figures = {ours: logs[theirs] for theirs, ours in NAMES.items() if theirs in logs}
         ages, updates = self.ages - self._logged[0], self.ages_updates - self._logged[1]
         if ages:
-            figures |= lag_figures(ages) | lag_figures(updates, "policy/lag_updates")
+            figures |= _figures(ages, updates)
         self._logged = (self.ages.copy(), self.ages_updates.copy())
         if self._returns:
             figures["episode/return"] = float(np.nanmean(self._returns))
@@ -374,15 +387,21 @@ class RunRecord(TrainerCallback):
         summary: dict[str, Any] = {
             "frames": self.counts["used"],
             "updates": self.trainer.state.global_step,
+            "gradient_steps": self.trainer.state.global_step,
             **self._frames(),
             **self.scores,
         }
         if self.ages:
-            summary |= lag_figures(self.ages)
-            summary |= lag_figures(self.ages_updates, "policy/lag_updates")
+            summary |= _figures(self.ages, self.ages_updates)
         if self._recent:
             summary["episode/return"] = float(np.nanmean(self._recent))
         state = "done" if error is None else "failed"
         if isinstance(error, KeyboardInterrupt):
             state = "interrupted"
         self.run_dir.end(state, summary=summary, error=error)
+
+
+def _figures(ages: Counter[int], updates: Counter[int]) -> dict[str, float]:
+    """Ages in versions and in updates, each of which is one gradient step."""
+    names = ("policy/lag_updates", "policy/lag_steps")
+    return lag_figures(ages) | lag_figures(updates, names[0]) | lag_figures(updates, names[1])

@@ -12,8 +12,7 @@ pytest.importorskip("trl", reason="TRL is not installed: `make trl` makes an env
 from examples import trl_lag
 from lockstep_check.check import check
 from lockstep_check.rules import Limit
-from lockstep_trl import Lag, RunRecord, Tear
-from lockstep_trl.run import Watched
+from lockstep_trl import Lag, Tear
 from tests.trl.conftest import UPDATES, Trained
 
 PER_UPDATE = 2  # batches of the schedule
@@ -137,21 +136,3 @@ def test_the_checker_finds_nothing_in_an_exact_run_and_names_the_figure_of_trl(r
     ahead = run("ahead", lag=0, look_ahead=True, max_staleness=0, trace=True)
     assert broken(ahead, 1) == ["ReportedAge"]
     assert broken(ahead, 0) == ["AgeLimit", "ReportedAge"]
-
-
-def test_the_queue_of_another_worker_is_followed(model, tmp_path):
-    """TRL's own worker needs vLLM; the record of another one needs its queue alone."""
-    made = trl_lag.train(model, run_dir=None, updates=4, batch=16, num_generations=4, size=2)
-    rollouts, trainer = made
-    record = RunRecord(None)
-    record.trainer = trainer
-    samples = rollouts.worker._samples(rollouts.worker._make())
-
-    class Queue:
-        get = staticmethod(lambda timeout=None: samples.pop(0))
-
-    queue = Watched(Queue(), record)
-    stamp = samples[0].model_version
-    answer = queue.get(timeout=1.0).metrics.answer
-    assert answer.versions == [(0, stamp - 1)]
-    assert record.counts["taken"] == answer.length == 4
