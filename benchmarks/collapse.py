@@ -1,32 +1,29 @@
 """Whether the effective sample size falls before a run collapses: docs/findings/objectives.md.
 
     .venv/bin/python benchmarks/collapse.py --task LunarLander outputs/rate_lag …
-        [--task tokens outputs/rate_lag_tokens …] [--figure collapse.png] [--first 10]
+        [--task tokens outputs/rate_lag_tokens …] [--first 10]
 
 A threshold for the alarm is chosen on a task's runs with odd seeds and judged on those with even
-ones: for the sample size, the divergence and the largest weight. The figure has a panel for each
-task, with what every threshold would find, and a mark for the one that was chosen. Runs that are
-the same to the bit, as of two sweeps with settings in common, count once. A table has how many runs
-of each objective collapse at each lag, and without.
+ones: for the sample size, the divergence and the largest weight. Runs that are the same to the bit,
+as of two sweeps with settings in common, count once. A table has how many runs of each objective
+collapse at each lag, and without.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness.report.drawing import Key, draw, line_look, panels  # noqa: E402
 from harness.report.runs import read_runs  # noqa: E402
 from harness.report.scores import TRAINED, mean_return  # noqa: E402
 
@@ -303,26 +300,6 @@ def by_objective(courses: Sequence[Course]) -> Iterator[str]:
         yield f"| {objective} | {' | '.join(cells)} |"
 
 
-def figure(tasks: Mapping[str, Sequence[Course]]) -> Figure:
-    """Collapses with an alarm over other runs with one, as the threshold moves."""
-    key: Key = [(name, line_look(number)) for number, name in enumerate(MEASURES)]
-    x, y = "other runs with an alarm", "collapses with an alarm"
-    drawn, axes = panels(list(tasks), 2.6, x, y, key)
-    for axis, courses in zip(axes, tasks.values(), strict=True):
-        odd, even = halves(courses)
-        for name, look in key:
-            every = [rates(even, name, threshold) for threshold in thresholds(courses, name)]
-            axis.plot(*zip(*every, strict=True), **{**look, "marker": ""})
-            axis.plot(*rates(even, name, choose(odd, name)), **look)
-    return drawn
-
-
-def rates(courses: Sequence[Course], name: str, threshold: float) -> tuple[float, float]:
-    """The share of other runs with an alarm, and of collapses with one in time."""
-    caught, false_alarms = outcomes(courses, name, threshold)
-    return float(np.mean(false_alarms)), float(np.mean(caught))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument(
@@ -333,7 +310,6 @@ def main() -> None:
         metavar=("NAME", "SWEEP"),
         help="a task and the directories of its sweeps",
     )
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="a PNG of all tasks")
     parser.add_argument(
         "--first",
         type=int,
@@ -345,7 +321,6 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.first < 1:
         parser.error(f"--first {arguments.first}: it must be 1 or more")
-    tasks: dict[str, list[Course]] = {}
     for name, *sweeps in arguments.task:
         try:
             courses, repeated = read_courses([Path(sweep) for sweep in sweeps], arguments.first)
@@ -355,18 +330,7 @@ def main() -> None:
             name, f"{repeated} runs are the same as another, to the bit, and count once", sep="\n"
         )
         print(*by_objective(courses), "", sep="\n")
-        tasks[name] = [course for course in courses if course.setting.lag >= 1]
-        print(*lines(tasks[name]), sep="\n")
-    if arguments.figure:
-        answered = {
-            name: courses
-            for name, courses in tasks.items()
-            if sum(course.collapse is not None for course in courses) >= FEWEST
-        }
-        picture = draw(lambda: figure(answered), "collapse", "") if answered else None
-        if picture is None:
-            parser.error(f"no task has {FEWEST} collapses to draw")
-        arguments.figure.write_bytes(picture.png)
+        print(*lines([course for course in courses if course.setting.lag >= 1]), sep="\n")
 
 
 if __name__ == "__main__":

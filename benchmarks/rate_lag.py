@@ -1,11 +1,9 @@
 """Whether what is lost follows learning rate times lag: docs/findings/dose_and_response.md.
 
     .venv/bin/python benchmarks/rate_lag.py outputs/rate_lag [outputs/rate_lag_tokens …]
-        [--figure rate_lag.png]
 
 A directory holds the sweep of one task. Printed are the retained shares, and for each hypothesis
-the numbers that decide it. The figure has a row for each task: the shares over the lag, and over
-learning rate × lag, where they would be one curve if that is a law.
+the numbers that decide it.
 """
 
 from __future__ import annotations
@@ -13,19 +11,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy.optimize import isotonic_regression
 from scipy.stats import rankdata
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness.report.drawing import Key, draw, panels, shades  # noqa: E402
 from harness.report.runs import read_runs  # noqa: E402
 from harness.report.scores import TRAINED, mean_return  # noqa: E402
 from harness.report.statistics import equivalence_test, holm  # noqa: E402
@@ -190,36 +186,11 @@ def lines(scores: pd.DataFrame, floor: float) -> Iterator[str]:
     yield f"4. the best rate: {named}"
 
 
-def figure(tasks: Mapping[str, pd.DataFrame]) -> Figure:
-    """Mean shares over the lag and over the product, a line for each rate."""
-    rates = sorted({rate for shares in tasks.values() for rate in shares["rate"]})
-    colours = dict(zip(rates, shades(len(rates)), strict=True))
-    titles = [title for task in tasks for title in (task, " ")]
-    key: Key = [(f"{rate:g}", {"color": colours[rate]}) for rate in rates]
-    drawn, axes = panels(
-        titles, 2.4, "", "retained share", key, key_title="learning rate", share=False
-    )
-    for row, shares in enumerate(tasks.values()):
-        for axis, x in zip(axes[2 * row :], ("lag", "product"), strict=False):
-            for rate, inside in shares.groupby("rate"):
-                means = inside.groupby(x)["share"].mean()
-                axis.plot(means.index, means, color=colours[rate], marker="o", markersize=3)
-            values = sorted(shares.loc[shares[x] > 0, x].unique())
-            axis.set_xscale("symlog", linthresh=values[0])
-            ticks = [0, values[0], values[len(values) // 2], values[-1]]
-            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            axis.set_xticks([], minor=True)
-            axis.set_xlabel({"lag": "lag, updates", "product": "learning rate × lag"}[x])
-            axis.set_ylim(top=max(1.05, axis.get_ylim()[1]))
-    return drawn
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument(
         "sweeps", nargs="+", type=Path, help="directories of sweeps over rates and lags"
     )
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="a PNG of all of them")
     parser.add_argument(
         "--floor",
         type=float,
@@ -227,20 +198,13 @@ def main() -> None:
         help="that of a policy that does not learn, instead of the mean of the first records",
     )
     arguments = parser.parse_args()
-    tasks: dict[str, pd.DataFrame] = {}
     for sweep in arguments.sweeps:
         try:
             scores, floor = read_scores(sweep)
             floor = floor if arguments.floor is None else arguments.floor
-            rates, _ = learning_rates(scores, floor)
-            tasks[sweep.name] = retained(scores[scores["rate"].isin(rates)], floor)
             print(f"{sweep}\n", *lines(scores, floor), sep="\n")
         except ValueError as error:
             parser.error(f"{sweep}: {error}")
-    if arguments.figure:
-        picture = draw(lambda: figure(tasks), "rate × lag", "")
-        assert picture is not None
-        arguments.figure.write_bytes(picture.png)
 
 
 if __name__ == "__main__":
