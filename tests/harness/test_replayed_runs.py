@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import run
-from harness.files import read_json
+from harness.files import parse_yaml, read_json
 from harness.reproduce import main
 from harness.run_comparison import compare_records
 from tests.harness.small import SMALL
@@ -162,3 +163,86 @@ def test_sizes_and_seed_and_length_come_from_the_recording(capsys):
     Path("original/schedule.jsonl").write_text("".join(lines[:4]))
     assert run.main([*replay, "hydra.run.dir=shorter"]) == 0
     assert "schedule.jsonl ends after 3 batches: the run ends here" in capsys.readouterr().err
+
+
+def test_a_replay_refuses_what_it_would_ignore_and_keeps_what_the_recorded_run_had(capsys):
+    recorded = (*PPO, "sync.apply_at=batch", "sync.lag=1", "collector.batches_ahead=3")
+    assert run.main([*RUN, *recorded, "sync.link.latency_ms=1"]) == 0
+    small = [one for one in SMALL if not one.startswith(("total_frames", "collector", "env"))]
+    replay = [*small, "collector=simulated", "collector.replay=original"]
+    assert run.main([*replay, "hydra.run.dir=again"]) == 0
+    assert compare_records(Path("original"), Path("again"), replayed=True) is None
+    stored = parse_yaml(Path("again/config.yaml").read_text())
+    assert (stored["sync"]["apply_at"], stored["sync"]["lag"]) == ("batch", 1)
+    assert stored["sync"]["link"]["latency_ms"] == 1
+    assert stored["collector"]["batches_ahead"] == 3
+    capsys.readouterr()
+    for typed, kept in {
+        "sync.apply_at=step": "sync.apply_at=batch",
+        "sync.lag=0": "sync.lag=1",
+        "sync.link.preset=wan": "sync.link.preset=null",
+        "sync.link.latency_ms=2.5": "sync.link.latency_ms=1",
+        "sync.blocking=true": "sync.blocking=false",
+        "collector.batches_ahead=5": "collector.batches_ahead=3",
+    }.items():
+        assert run.main([*replay, typed, "hydra.run.dir=refused"]) == 2
+        error = capsys.readouterr().err
+        assert f"{typed}: original was recorded with {kept}, which its replay keeps" in error
+        assert main(["original", "--out", "refused", "--set", typed]) == 2
+        assert typed in capsys.readouterr().err
+    for typed in (
+        "collector.costs.update_ms=5",
+        "collector.network.topology=tree",
+        "collector.failures=[{worker: 0, at_s: 1, back_after_s: 1}]",
+    ):
+        assert run.main([*replay, typed, "hydra.run.dir=refused"]) == 2
+        name = typed.partition("=")[0]
+        assert f"{name}: a replay takes its times from the recording" in capsys.readouterr().err
+    assert not Path("refused").exists()
+
+
+HEADER = {"format": 1, "num_workers": 2, "num_steps": 16, "num_envs": 4, "group_size": 1, "seed": 1}
+
+
+def recording(*versions):
+    """Two workers in turn; of each batch, the pairs of steps and versions."""
+    batches = [
+        {"worker": i % 2, "generation": 0, "versions": pairs, "at_s": 0.1 * i}
+        for i, pairs in enumerate(versions)
+    ]
+    Path("hand").mkdir()
+    lines = [json.dumps(line) + "\n" for line in (HEADER, *batches)]
+    Path("hand/schedule.jsonl").write_text("".join(lines))
+
+
+FOLLOW = ("collector=simulated", "collector.replay=hand", "evaluation.at_end=false", "logger=jsonl")
+
+
+@pytest.mark.parametrize("on_stale", ["drop", "mask"])
+def test_a_replay_that_would_drop_whole_batches_is_refused_before_it_starts(on_stale, capsys):
+    # With max_lag=1 nothing of the fourth batch is learned from, and there is no version 4.
+    recording([[0, 0]], [[0, 0]], [[0, 1]], [[0, 0], [8, 1]], [[0, 4]])
+    given = (*FOLLOW, "model.hidden_sizes=[8]", "algo.minibatch_size=32")
+    assert run.main([*given, "hydra.run.dir=all"]) == 0
+    limit = (f"sync.on_stale={on_stale}", "sync.max_lag=1")
+    capsys.readouterr()
+    assert run.main([*given, *limit, "hydra.run.dir=refused"]) == 2
+    error = capsys.readouterr().err
+    assert "batch 5 of hand acts with version 4, and this run would have published 3" in error
+    assert run.main([*given, *limit, "sync.on_stale=wait", "hydra.run.dir=refused"]) == 2
+    assert "sync.on_stale=wait: the workers of a replay wait" in capsys.readouterr().err
+    assert not Path("refused").exists()
+    assert run.main([*given, *limit, "total_frames=256", "hydra.run.dir=fewer"]) == 0
+    assert run.main([*given, limit[0], "sync.max_lag=2", "hydra.run.dir=older"]) == 0
+
+
+def test_a_replay_that_would_begin_to_learn_too_late_is_refused_before_it_starts(capsys):
+    recording([[0, 0]], [[0, 1]], [[0, 1]], [[0, 2]])
+    given = (*FOLLOW, "algo=dqn", "model.hidden_sizes=[8]", "algo.batch_size=16")
+    assert run.main([*given, "algo.learning_starts=64", "hydra.run.dir=all"]) == 0
+    for late in ("algo.learning_starts=128", "algo.updates_per_frame=0.01"):
+        capsys.readouterr()
+        begin = "algo.learning_starts=64"
+        assert run.main([*given, begin, late, "hydra.run.dir=refused"]) == 2
+        assert "acts with version" in capsys.readouterr().err
+    assert not Path("refused").exists()
