@@ -52,7 +52,12 @@ class RunInfo:
 
 
 class Logger(ABC):
-    """Receives what a run measures."""
+    """Receives what a run measures.
+
+    remark: what a person has to know of it when the run has ended.
+    """
+
+    remark = ""
 
     def start(self, run: Run) -> None:
         """The loop begins."""
@@ -120,6 +125,7 @@ class Loggers(Logger):
 
     def __init__(self, loggers: Sequence[Logger]):
         self._loggers = list(loggers)
+        self.remarks: list[str] = []  # of those that have finished
 
     def log(
         self, step: int, metrics: Metrics, histograms: Mapping[str, Histogram] | None = None
@@ -143,6 +149,7 @@ class Loggers(Logger):
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         self._each(lambda logger: logger.finish(summary, exit_code))
+        self.remarks = [logger.remark for logger in self._loggers if logger.remark]
         self._loggers = []
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +119,20 @@ class Display:
         *,
         resumable: bool = True,
         repeatable: bool = True,
+        may_wait: bool = True,
+        remarks: Sequence[str] = (),
     ) -> None:
         """The table that every run ends with, and what can be done with the run.
 
         resumable: whether there is a checkpoint. repeatable: whether harness.reproduce accepts the
-        run if it is done.
+        run if it is done. may_wait: whether sync.on_stale=wait would help. remarks: of loggers.
         """
         self.stop()
         self._print(summary_table(state, summary))
-        if text := warning(Unused.of(summary)):
+        if text := warning(Unused.of(summary), may_wait=may_wait):
             self._print(text, soft_wrap=True)
+        for text in remarks:
+            self._print(text, soft_wrap=True, markup=False)
         if self._directory is not None:
             commands = next_commands(
                 state, self._directory, resumable=resumable, repeatable=repeatable
@@ -150,18 +154,17 @@ def describe(metrics: Mapping[str, float], episode_return: float, updates: int) 
     return "  ".join(words + ([f"unused {unused}"] if unused.count else []))
 
 
-def warning(unused: Unused) -> str:
+def warning(unused: Unused, *, may_wait: bool = True) -> str:
     """What to say, and to do, if more than a tenth of the frames was not learned from."""
     if not unused.is_much:
         return ""
     said = f"warning: {unused.count:,} of {unused.total:,} frames were not learned from"
     if unused.refused < unused.lost:
         return f"{said}: the collector discarded them; run.log says when workers failed"
-    return (
-        f"{said}: they were older than algo.max_lag, which sync.max_lag sets. Allow a larger "
-        "lag, use fewer workers or let them wait (sync.on_stale=wait; not of use with "
-        "sync.apply_at=episode)"
-    )
+    advice = "Allow a larger lag, or use fewer workers"
+    if may_wait:
+        advice = "Allow a larger lag, use fewer workers, or let them wait (sync.on_stale=wait)"
+    return f"{said}: they were older than algo.max_lag, which sync.max_lag sets. {advice}"
 
 
 def config_tree(options: Mapping[str, Any]) -> Tree:

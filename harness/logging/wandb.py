@@ -3,6 +3,7 @@
 runner                     thread "lockstep-wandb"
 ------                     -----------------------
 log(...)   --queue-->      init, log, log, ...
+                           online, if that cannot be: offline, with a warning, again at the end
 finish()   --queue-->      summary, files and exit code, end W&B's own process
 waits, at most FINISH_S    an error anywhere: one warning, and all further records are let go
 and then ends W&B's own process, whose answer the thread may wait for
@@ -15,6 +16,7 @@ import io
 import logging
 import os
 import queue
+import shlex
 import shutil
 import signal
 import sys
@@ -97,14 +99,30 @@ class WandbLogger(Logger):
             _tear_down()
 
     def _start(self) -> Any:
-        import wandb
-
         # Its log would print a traceback for each line that a full disk does not take.
         logging.getLogger("wandb").setLevel(SILENT)
+        if self._options.mode != "online":
+            return self._init(self._options.mode)
+        try:
+            return self._init("online")
+        except Exception as error:  # noqa: BLE001 - no key, no network, an account that may not
+            reason = str(error)
+        _tear_down()
+        run = self._init("offline")
+        self.remark = (
+            f"W&B could not be reached, and has the run offline: {reason.rstrip('.')}. To upload "
+            f"it: wandb sync {shlex.quote(str(Path(run.dir).parent))}"
+        )
+        log.warning(self.remark)
+        return run
+
+    def _init(self, mode: Any) -> Any:
+        import wandb
+
         options = self._options
         run = wandb.init(
             dir=str(self._folder),
-            mode=options.mode,
+            mode=mode,
             project=options.project,
             entity=options.entity,
             name=self._info.name,

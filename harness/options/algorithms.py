@@ -328,6 +328,13 @@ class DecoupledConfig:
     above_cap: Literal["truncate", "mask"] = "truncate"
     weight_floor: NonNegative = 0.0  # frames with a smaller weight have none (IcePop)
 
+    def __post_init__(self) -> None:
+        if self.weight_floor > self.weight_cap:
+            raise ConfigError(
+                f"weight_floor={self.weight_floor:g} weight_cap={self.weight_cap:g}: no frame "
+                f"would have a weight; expected weight_floor at most {self.weight_cap:g}"
+            )
+
 
 @dataclass
 class EWMAConfig(DecoupledConfig):

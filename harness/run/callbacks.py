@@ -16,6 +16,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from harness.errors import suggest
+
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
@@ -43,6 +45,17 @@ class Callback:
 
     def __init__(self, options: Any = None):
         self.options = options
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a hook that no run would call."""
+        super().__init_subclass__(**options)
+        hooks = [name for name in vars(Callback) if name.startswith("on_")]
+        for name in vars(cls):
+            if name.startswith("on_") and name not in hooks:
+                raise TypeError(
+                    f"{cls.__name__}.{name}: a run calls no such hook; {suggest(name, hooks)} "
+                    "A method of your own needs another name, as without on_"
+                )
 
     def on_run_start(self, run: Run) -> None:
         """Everything is built; nothing is collected yet."""

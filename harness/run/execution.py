@@ -363,8 +363,22 @@ class Execution:
                     print(f"lockstep: the traceback is in {self.run_dir.status}", file=sys.stderr)
         # The recording of a resumed run lacks what its workers were at when they were ended.
         whole = not (self.plan.resume and self.run_dir.schedule.exists())
-        self.display.finish(state, self.summary, resumable=resumable, repeatable=whole)
+        self.display.finish(
+            state,
+            self.summary,
+            resumable=resumable,
+            repeatable=whole,
+            may_wait=self._may_wait(),
+            remarks=self.loggers.remarks,
+        )
         return Outcome(status, state, self.summary, self.interruption.pending)
+
+    def _may_wait(self) -> bool:
+        """Whether sync.on_stale=wait is left to be tried, and keeps frames below the limit."""
+        config = self.plan.config
+        sync = config.sync
+        episodes, waits = sync.apply_at == "episode", sync.on_stale == "wait"
+        return config.collector.asynchronous and not (episodes or waits)
 
 
 # -- ranks that a launcher started: all but the first are hosts, which collect for rank 0

@@ -32,6 +32,8 @@ from harness.run.signals import Interruption
 
 log = logging.getLogger(__name__)
 
+MOST_REFUSED = 10  # batches of each worker, after which a run that learns from none is ended
+
 Evaluate = Callable[[], dict[str, float]]
 
 
@@ -110,6 +112,7 @@ class Runner:
         self.lags = Lags()
         self.staleness = Staleness()
         self.state_age = StateAge(carried=self.config.sync.state_on_update == "keep")
+        self._refused = 0  # batches in a row of which nothing was learned
         self._trained = Means()
         self._evaluated: dict[str, float] = {}  # not in a record yet
         self._last_evaluation: dict[str, float] = {}
@@ -210,9 +213,29 @@ class Runner:
         only_replays = self.config.algo.replays and not num_steps
         if only_replays or (dropped and num_steps == 0):
             self.collector.skip_update()
+            self._refused += not only_replays
+            self._check_refused()
             return False
+        self._refused = 0
         self.updates += 1
         return True
+
+    def _check_refused(self) -> None:
+        """End a run that would never learn again.
+
+        Without updates nothing is published, so that an exact lag, say, stays where it is. Batches
+        that were made before the last update are old and followed by newer ones, so each worker has
+        several.
+        """
+        config: Any = self.config
+        rounds = config.collector.workers // config.collector.workers_of_a_batch
+        if self._refused < MOST_REFUSED * rounds or config.sync.apply_at == "episode":
+            return
+        raise RuntimeError(
+            f"nothing was learned from the last {self._refused} batches: all of their frames lag "
+            f"more than algo.max_lag={config.algo.max_lag}. Without an update no newer weights are "
+            "published, so that this run would never learn again; allow a larger sync.max_lag"
+        )
 
     def publish(self) -> None:
         """Publish the weights to the workers."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import run
 from harness.files import read_json
 from harness.run.build import make_scheme
 from harness.run_comparison import compare_records, compare_weights
@@ -221,3 +222,23 @@ def test_an_asynchronous_run_held_at_lag_zero_is_the_synchronous_one(more):
     _, second = start(*small, *more, *HELD, "collector.batches_ahead=3", into="asynchronous")
     assert same(first, second) is None
     assert records(second)[-1]["policy/lag_max"] == 0
+
+
+@pytest.mark.parametrize("on_stale", ["drop", "mask"])
+def test_a_run_that_would_never_learn_again_ends_with_a_reason(on_stale, capsys):
+    # Version 2 is held back, so that the third batch is too old, and nothing is published any more.
+    lag = "sync.lag={kind: cycle, values: [0, 9, 9, 9, 9, 9, 9, 9, 9, 9]}"
+    given = ("collector=single", "sync=shared_mem", lag, "sync.max_lag=1", "total_frames=9000")
+    assert run.main([*SMALL, *given, f"sync.on_stale={on_stale}", "hydra.run.dir=stuck"]) == 1
+    error = capsys.readouterr().err
+    assert "nothing was learned from the last 10 batches: all of their frames lag more" in error
+    assert "allow a larger sync.max_lag" in error
+    summary = read_json(Path("stuck/summary.json"))
+    assert (summary["updates"], summary["frames"]) == (2, 12 * 128)
+
+
+def test_an_objective_that_would_give_no_frame_a_weight_is_refused(capsys):
+    objective = "algo.objective={decoupled: {weight_floor: 6, weight_cap: 5}}"
+    assert run.main([*SMALL, objective, "hydra.run.dir=refused"]) == 2
+    assert "weight_floor=6 weight_cap=5: no frame would have a weight" in capsys.readouterr().err
+    assert not Path("refused").exists()

@@ -16,6 +16,7 @@ from harness.options import AlgorithmConfig, Options
 from harness.play import main as play
 from harness.registry import Registry, algorithms, callbacks, objectives, wrappers
 from harness.reproduce import main as reproduce
+from harness.run.callbacks import Callback
 from tests.harness.small import SMALL
 
 TINY = (*SMALL, "total_frames=256", "evaluation.at_end=false")
@@ -212,6 +213,25 @@ def test_every_hook_of_a_callback_is_called_and_may_change_metrics(module):
     assert [record["mine/frames"] for record in records()] == [128, 256]
     assert records()[1]["mine/update"] == 1
     assert json.loads(Path("run/summary.json").read_text())["mine/end"] == 1
+
+
+@pytest.mark.parametrize(
+    ("hook", "hint"), [("on_updates", "did you mean on_update?"), ("on_batchs", "on_batch?")]
+)
+def test_a_hook_that_no_run_calls_is_refused(hook, hint, tmp_path, monkeypatch, capsys):
+    with pytest.raises(TypeError, match=rf"Noter\.{hook}: a run calls no such hook"):
+        type("Noter", (Callback,), {hook: lambda *_: None})
+    type("Fine", (Callback,), {"on_update": lambda *_: None, "_on_update": None, "once": None})
+    name = f"misspelt_{hook}"
+    text = f"""
+from harness.run.callbacks import Callback
+class Noter(Callback):
+    def {hook}(self, run, metrics): ...
+"""
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run.main([f"plugins=[{name}]", "hydra.run.dir=run"]) == 2
+    assert hint in capsys.readouterr().err
 
 
 def test_a_record_of_an_evaluation_alone_goes_through_callbacks_too(module):

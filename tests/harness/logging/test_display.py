@@ -139,6 +139,20 @@ def test_frames_that_were_not_learned_from_are_shown():
     assert "warning: 200 of 800 frames were not learned from: they were older" in end
 
 
+def test_waiting_is_advised_only_where_it_helps():
+    for may_wait in (True, False):
+        display, text = shown(terminal=False)
+        display.finish("done", {"frames": 780} | UNUSED, may_wait=may_wait)
+        assert ("sync.on_stale=wait" in text.getvalue()) is may_wait
+        assert "Allow a larger lag" in text.getvalue()
+
+
+def test_what_a_logger_has_to_say_stands_beside_the_end():
+    display, text = shown(terminal=False)
+    display.finish("done", {"frames": 780}, remarks=["upload it: wandb sync [here]"])
+    assert "upload it: wandb sync [here]" in text.getvalue().split("run done")[1]
+
+
 def test_a_tenth_of_the_frames_may_be_unused_without_a_warning():
     display, text = shown(terminal=False)
     display.finish("done", {"policy/dropped": 10, "collector/delivered": 100})

@@ -107,7 +107,17 @@ def test_online_without_an_account_the_run_goes_on(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         logger.log(1, {"a": 1.0}, {})
         logger.finish({}, 0)
-    assert "the run continues without it" in caplog.text
+    assert "W&B could not be reached, and has the run offline: No API key" in caplog.text
+    (folder,) = tmp_path.glob("wandb/offline-run-*")
+    assert logger.remark.endswith(f"wandb sync {folder}")
+    assert any(values(r.history.item).get("a") == 1.0 for r in read(tmp_path))
+
+
+def test_what_is_to_be_uploaded_is_said_again_beside_the_end_of_the_run(tmp_path, capsys):
+    online = ("logger=wandb", "logger.wandb.mode=online", "evaluation.at_end=false")
+    assert run.main([*SMALL, *online, f"hydra.run.dir={tmp_path}/run"]) == 0
+    (folder,) = tmp_path.glob("run/wandb/offline-run-*")
+    assert f"wandb sync {folder}" in capsys.readouterr().out.split("run done")[1]
 
 
 def test_a_log_of_wandbs_that_cannot_be_written_prints_no_traceback(tmp_path, capsys, monkeypatch):
