@@ -19,6 +19,15 @@ from harness.models.normalise import Normaliser
 from harness.options.algorithms import IMPALAConfig, PPOConfig
 from lockstep_check.ages import is_within
 
+LOSSES = ("policy_loss", "value_loss", "entropy")
+OF_VALUES = ("value_loss", "explained_variance")
+
+
+def of_counting(metrics: dict[str, float]) -> dict[str, float]:
+    """With losses as means over the frames that count, of which `counting` is the share."""
+    share = metrics.pop("counting", 1.0)
+    return {name: x / share if name in LOSSES else x for name, x in metrics.items()}
+
 
 class Actor(nn.Module):
     """The module that is sent to workers: computes an action and its log-probability.

@@ -19,13 +19,14 @@ class GRPO(PPO):
     """PPO's update, whose advantages are those of an episode within its group."""
 
     config: GRPOConfig
+    has_critic = False
 
     def returns(self, batch: TensorDictBase, steps: Steps, log_ratio: Tensor) -> Returns:
         """GRPO (Shao et al. 2024), or leave-one-out (RLOO, Ahmadian et al. 2024).
 
-        A frame's advantage is the return of its episode less the mean of its group, over the
-        group's standard deviation with `scale`; or less the mean of the group's others. It is zero
-        in episodes that lie in the batch only in part, and in groups of one.
+        A frame's advantage is the return of its episode less the mean of its group, or less the
+        mean of the group's others; with `scale`, over the group's standard deviation. It is zero in
+        episodes that lie in the batch only in part, and in groups of one.
         """
         ids = batch["collector", "traj_ids"]
         trajectory = torch.unique(ids, return_inverse=True)[1].flatten()
@@ -48,12 +49,18 @@ class GRPO(PPO):
         prompts = batch["observation"].flatten(0, 1).flatten(1)[first]
         group = torch.unique(prompts, dim=0, return_inverse=True)[1]
         members = total(is_whole.float(), group, count)[group]
+        if not (is_whole & (members > 1)).any():
+            raise ValueError(
+                "algo=grpo compares whole episodes that begin alike, and none of the "
+                f"{int(is_whole.sum())} in this batch begins as another one does: nothing can be "
+                "learned from it"
+            )
         mean = total(worth * is_whole, group, count)[group] / members.clamp(min=1)
         apart = worth - mean
+        square = total(apart.square() * is_whole, group, count)[group]
         if self.config.baseline == "leave_one_out":
             apart = apart * members / (members - 1).clamp(min=1)
         if self.config.scale:
-            square = total(apart.square() * is_whole, group, count)[group]
             apart = apart / ((square / (members - 1).clamp(min=1)).sqrt() + 1e-4)
         advantage = torch.where(is_whole & (members > 1), apart, 0)[trajectory]
         return Returns(advantage.view_as(steps.reward), steps.value)

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from harness.algorithms.actor_critic import ActorCritic
+from harness.algorithms.actor_critic import ActorCritic, of_counting
 from harness.algorithms.gradient_step import GradientStep
 from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import mean
@@ -72,7 +72,9 @@ class IMPALA(ActorCritic):
                 break
             means.add(measured)
         self.observe(batch["observation"][mask])  # for the next version, not for this one
-        return {f"train/{name}": float(x) for name, x in (metrics | means.read()).items()}
+        return {
+            f"train/{name}": float(x) for name, x in (metrics | of_counting(means.read())).items()
+        }
 
     def part(self, batch: TensorDictBase, usable: Tensor) -> dict[str, Tensor]:
         """What the loss is computed from: rows [E, T], and the places of frames to learn from."""
@@ -114,5 +116,7 @@ class IMPALA(ActorCritic):
         entropy = mean(present(self.policy.head.entropy(view.parameters)), counts)
         loss = policy_loss + config.value_weight * value_loss - config.entropy_weight * entropy
         losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        if counts is not None:
+            losses["counting"] = counts.float().mean()
         frames = {"log_ratio": log_ratio, "targets": targets, "value": value}
         return loss, losses | frames

@@ -13,7 +13,14 @@ from gymnasium.spaces import Box
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from harness.algorithms.actor_critic import ActorCritic, sequences, states_before, trajectories
+from harness.algorithms.actor_critic import (
+    OF_VALUES,
+    ActorCritic,
+    of_counting,
+    sequences,
+    states_before,
+    trajectories,
+)
 from harness.algorithms.gradient_step import GradientStep
 from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import Frames, Objective, kl_estimate, mean, objective
@@ -36,6 +43,7 @@ class PPO(ActorCritic):
 
     STATE = (*ActorCritic.STATE, "averaged", "generator", "discounted_rewards")
     config: PPOConfig
+    has_critic = True  # else nothing is reported of values
 
     def __init__(self, config: PPOConfig, setup: Setup):
         super().__init__(config, setup)
@@ -84,7 +92,9 @@ class PPO(ActorCritic):
         # For the next version, not for this one: the update saw observations scaled as the workers
         # of the present version see them.
         self.observe(batch["observation"][mask])
-        metrics |= means.read() | {"epochs": epochs, "gradient_steps": gradient_steps}
+        metrics |= of_counting(means.read()) | {"epochs": epochs, "gradient_steps": gradient_steps}
+        if not self.has_critic:
+            metrics = {name: x for name, x in metrics.items() if name not in OF_VALUES}
         return {f"train/{name}": float(value) for name, value in metrics.items()}
 
     @torch.no_grad()
@@ -181,6 +191,8 @@ class PPO(ActorCritic):
         loss = policy_loss - config.entropy_weight * entropy + config.value_weight * value_loss
         losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         measured |= {name: value.detach() for name, value in losses.items()}
+        if counts is not None:
+            measured["counting"] = counts.float().mean()
         if config.target_kl is not None:
             measured["update_kl"] = kl_estimate(part["log_prob"].detach() - part["proximal"])
         return loss, measured

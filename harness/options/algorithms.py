@@ -129,6 +129,14 @@ class GRPOConfig(PPOConfig):
                 "algo.vtrace=true algo=grpo: returns of whole episodes are not corrected; expected "
                 "false"
             )
+        env, size = config.env, config.env.kwargs.get("group_size", 1)
+        if env.id == "lockstep/Tokens-v0" and (size < 2 or env.vectorisation != "native"):
+            named, expected = f"env.kwargs.group_size={size}", "2 or more"
+            if size >= 2:
+                named, expected = f"env.vectorisation={env.vectorisation}", "native"
+            raise ConfigError(
+                f"{named} algo=grpo: no two episodes would begin alike; expected {expected}"
+            )
 
 
 @dataclass

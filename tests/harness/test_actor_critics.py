@@ -153,7 +153,10 @@ def test_frames_that_lag_too_much_are_dropped_and_counted(learner, model):
 @each_learner
 @each_memory
 def test_masked_frames_stay_in_the_mean_without_weight(learner, model):
-    """A mean over 60 frames of which 15 are zero is three quarters of the mean over 45."""
+    """A mean over 60 frames of which 15 are zero is three quarters of the mean over 45.
+
+    So is the gradient. What is reported of the loss is the mean over the 45.
+    """
     options = {"max_lag": 2, "max_grad_norm": 0, "epochs": 1, **plain_advantages(learner)}
     if learner is not impala:
         options["minibatch_size"] = 1000
@@ -164,8 +167,20 @@ def test_masked_frames_stay_in_the_mean_without_weight(learner, model):
     dropped, masked = dropping.update(batch, 10), masking.update(batch, 10)
     assert masked["train/dropped"] == dropped["train/dropped"] == 15
     assert len(masking.ratios.version) == 45
-    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
-        assert masked[f"train/{name}"] == pytest.approx(0.75 * dropped[f"train/{name}"], rel=1e-3)
+    for name, share in {"policy_loss": 1, "value_loss": 1, "entropy": 1, "grad_norm": 0.75}.items():
+        assert masked[f"train/{name}"] == pytest.approx(share * dropped[f"train/{name}"], rel=1e-3)
+
+
+def test_the_entropy_that_is_reported_is_that_of_the_frames_that_count():
+    """In minibatches, of which each holds other frames that are masked."""
+    one = ppo(max_lag=2, on_stale="mask", learning_rate=1e-12, minibatch_size=8)
+    batch = rollout(one, steps=20)
+    batch["policy_version"][:] = 6
+    batch["policy_version"][0, :7] = 9
+    with torch.no_grad():
+        log_probs = one.policy.head(one.policy.encoder(batch["observation"]))
+        expected = one.policy.head.entropy(log_probs)[0, :7].mean()
+    assert one.update(batch, 10)["train/entropy"] == pytest.approx(float(expected), rel=1e-5)
 
 
 @each_learner

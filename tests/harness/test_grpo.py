@@ -62,6 +62,44 @@ def test_a_return_is_compared_with_those_of_the_others():
     assert result.tolist() == pytest.approx([1 - 0.25, 0 - 0.75, 4 - 2, 0.5 - 0.5, 2 - 4])
 
 
+def test_the_spread_of_a_group_is_the_same_whatever_its_returns_are_compared_with():
+    """RLOO over the standard deviation: n / (n - 1) times the advantage of the group's mean."""
+    returns = [1.0, 0.0, 0.5, 0.25, 2.0, 3.5, 3.0]
+    result = advantages([3, 3, 3, 3, 5, 5, 5], returns, baseline="leave_one_out")
+    expected = []
+    for group in (np.array(returns[:4]), np.array(returns[4:])):
+        others = (group.sum() - group) / (len(group) - 1)
+        expected += ((group - others) / group.std(ddof=1)).tolist()
+    assert result.tolist() == pytest.approx(expected, rel=1e-3)
+
+
+def test_where_no_two_episodes_begin_alike_nothing_could_be_learned_and_it_is_said():
+    whole = [[False, True]] * 3
+    expected = "none of the 2 in this batch begins as another one does"
+    with pytest.raises(ValueError, match=expected):
+        advantages([3, 4, 3], [1.0, 0.0, 2.0], [*whole[:2], [False, False]])
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("env.kwargs={task: sort, length: 3, group_size: 1}", "env.kwargs.group_size=1"),
+        ("~env.kwargs.group_size", "env.kwargs.group_size=1"),
+        ("env.vectorisation=sync", "env.vectorisation=sync"),
+    ],
+)
+def test_an_environment_without_groups_is_refused_before_the_run(tmp_path, capsys, given, named):
+    into = f"hydra.run.dir={tmp_path / 'run'}"
+    assert main(["algo=grpo", "env=tokens", "model=transformer", given, into]) == 2
+    assert f"{named} algo=grpo: no two episodes would begin alike" in capsys.readouterr().err
+
+
+def test_without_a_critic_nothing_is_reported_of_values(tmp_path):
+    for record in run(tmp_path / "run", "collector=single"):
+        assert "train/policy_loss" in record
+        assert not {"train/explained_variance", "train/value_loss"} & set(record)
+
+
 def test_groups_of_one_and_episodes_in_part_have_no_advantage():
     ends = [[False, True], [False, True], [False, False], [False, True]]
     result = advantages([3, 3, 3, 4], [1.0, 0.0, 9.0, 5.0], ends, scale=False)
