@@ -201,18 +201,20 @@ def lag_histogram(lags: Mapping[int, int]) -> Histogram:
     return Histogram(counts, [lag - 0.5 for lag in range(least, most + 2)])
 
 
-class Clock:
+class Clock(Stateful):
     """Where the time goes, by phase. Pauses for evaluations are in no phase.
 
     tell: called with the name of each phase that ends, its start and its end (perf_counter).
     """
+
+    STATE = ("total", "evaluate_s", "wall_s")
 
     def __init__(self, tell: Callable[[str, float, float], None] | None = None) -> None:
         self._tell = tell
         self.total = dict.fromkeys(PHASES, 0.0)
         self.evaluate_s = 0.0
         self._fresh = dict.fromkeys(PHASES, 0.0)
-        self._read_at = self.started_at = time.perf_counter()
+        self._read_at = self._counts_from = time.perf_counter()
 
     @contextmanager
     def phase(self, name: str, work: str | None = None) -> Iterator[None]:
@@ -237,6 +239,7 @@ class Clock:
             end = time.perf_counter()
             self.evaluate_s += end - start
             self._read_at += end - start
+            self._counts_from += end - start
             if self._tell is not None:
                 self._tell("evaluate", start, end)
 
@@ -249,8 +252,15 @@ class Clock:
 
     @property
     def wall_s(self) -> float:
-        """Seconds since the start, less those of evaluations."""
-        return time.perf_counter() - self.started_at - self.evaluate_s
+        """Seconds since the start, less those of evaluations and between a run and its resumption.
+
+        To set it is to go on from there.
+        """
+        return time.perf_counter() - self._counts_from
+
+    @wall_s.setter
+    def wall_s(self, spent_s: float) -> None:
+        self._counts_from = time.perf_counter() - spent_s
 
 
 def percentiles(values: list[float], name: str) -> dict[str, float]:

@@ -35,11 +35,13 @@ class SyncMeter:
         self._fresh_publish_ms: list[float] = []
         self._fresh_errors: list[tuple[float, float]] = []  # relative and largest, of each publish
         self._error_sum = self._largest_error = 0.0
-        self._num_errors = 0  # that were added up: a resumed run begins anew
+        self._num_errors = 0  # that were added up
         self._delays_seen = dict.fromkeys(self._workers, 0)
         self.num_publishes = 0
         self.num_bytes = 0  # as they travel, whatever the wire format
-        self._saved_before = 0  # bytes: by the runs that this one goes on from
+        # By the runs that this one goes on from: bytes, and policy calls.
+        self._saved_before = 0
+        self._calls_before: dict[str, float] = {}
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
@@ -111,18 +113,20 @@ class SyncMeter:
         """How many policy calls were checked so far, and how many of them had torn weights."""
         if not isinstance(self._scheme, HogwildWeightSyncScheme):
             return {}
-        torn = self._scheme.torn
-        return {
-            "sync/checked_calls": torn["checked"],
-            "sync/torn_calls": torn["torn"],
-            "sync/tear_rate": torn["fraction"],
-        }
+        counts = self._scheme.torn
+        calls = {"sync/checked_calls": counts["checked"], "sync/torn_calls": counts["torn"]}
+        checked, torn = (calls := self._whole(calls)).values()
+        return {**calls, "sync/tear_rate": torn / checked if checked else 0.0}
+
+    def _whole(self, calls: dict[str, float]) -> dict[str, float]:
+        """Counts of policy calls, with those before this run was resumed."""
+        return {name: self._calls_before.get(name, 0) + count for name, count in calls.items()}
 
     def _verified(self) -> dict[str, float]:
         """How many policy calls were verified, until each worker applied a version last."""
         if self._scheme.verify == "off":
             return {}
-        return {"sync/verified_calls": self._scheme.verified_calls}
+        return self._whole({"sync/verified_calls": self._scheme.verified_calls})
 
     def _fresh_answers(self) -> tuple[list[float], list[float]]:
         answers = self.answers_since(self._seen)
@@ -184,6 +188,8 @@ class SyncMeter:
             "bytes": self.num_bytes,
             "saved_bytes": self.saved_bytes,
             "fresh_errors": [list(error) for error in self._fresh_errors],
+            "errors": [self._error_sum, self._num_errors, self._largest_error],
+            "calls": {**self._torn(), **self._verified()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -192,3 +198,7 @@ class SyncMeter:
         self.num_bytes = int(state["bytes"])
         self._saved_before = int(state["saved_bytes"]) - self._scheme.send_stats.saved_bytes
         self._fresh_errors = [(relative, largest) for relative, largest in state["fresh_errors"]]
+        if "errors" in state:  # states of earlier versions lack them
+            self._error_sum, num_errors, self._largest_error = state["errors"]
+            self._num_errors = int(num_errors)
+            self._calls_before = dict(state["calls"])

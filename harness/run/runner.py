@@ -122,6 +122,7 @@ class Runner:
         self._evaluated_after = 0  # updates
         self._saved = self._stand()
         self._started_at = 0
+        self._timed_from = 0  # frames before have no time: a checkpoint did not have it
 
     def run(self) -> None:
         """Until all frames are collected, or a signal asks for the end."""
@@ -375,7 +376,7 @@ class Runner:
 
     def summary(self) -> dict[str, Any]:
         """The run's totals and percentiles."""
-        frames, wall_s = self.frames - self._started_at, self.clock.wall_s
+        frames, wall_s = self.frames - self._timed_from, self.clock.wall_s
         lags = lag_figures(self.lags.all) if self.lags.all else {}
         return {
             "frames": self.frames,
@@ -417,6 +418,7 @@ class Runner:
             "evaluated_after": self._evaluated_after,
             "last_evaluation": self._last_evaluation,
             "counts": self.counts(),
+            "clock": self.clock.state_dict(),
             "trained": self._trained.state_dict(),
             "published": self.published.state(),
             "sync": self.sync.state_dict(),
@@ -448,6 +450,10 @@ class Runner:
         if not self.config.collector.simulates:
             self._counted_before = counts = _floats(state["counts"])
             counts["collector/dropped"] += counts.pop("collector/in_flight", 0.0)
+        if "clock" in state:  # checkpoints of earlier versions lack it
+            self.clock.load_state_dict(state["clock"])
+        else:
+            self._timed_from = self.frames
         self._trained.load_state_dict(state["trained"])
         self.sync.load_state_dict(state["sync"])
         self.episodes.load_state_dict(state["episodes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,3 +139,29 @@ def test_times_leave_evaluations_out(monkeypatch):
     middle = next(record for record in records(directory) if "eval/return" in record)
     assert hour_s <= middle["time/evaluate_s"] < 1.1 * hour_s
     assert middle["collector/fps"] > 48 / hour_s * 2
+
+
+def test_times_and_errors_of_a_resumed_run_are_those_of_the_whole_run(monkeypatch):
+    """Each phase takes its own time by a clock that moves only when it is read."""
+    seconds = itertools.count(step=0.5)
+    clock = harness.measures.metrics.time
+    monkeypatch.setattr(clock, "perf_counter", lambda: next(seconds))
+    given = (*CASES["ppo"], "collector=single", "sync=shared_mem", "sync.wire=int8")
+    given = (*given, "evaluation.every_updates=4", "checkpoint.every_frames=192")
+    directory = start(*given, "checkpoint.keep=9", into="run")
+    whole = read_json(directory / "summary.json")
+    for file in sorted((directory / "checkpoints").glob("*.safetensors"))[1:]:
+        file.unlink()
+    assert run.main([f"resume={directory}"]) == 0
+    summary, lines = read_json(directory / "summary.json"), records(directory)
+    for name in ("collect", "train", "evaluate"):
+        name = f"time/{name}_s"
+        assert summary[name] == pytest.approx(sum(line.get(name, 0) for line in lines))
+        assert summary[name] == whole[name]
+    assert summary["wall_s"] > 0.8 * whole["wall_s"]
+    assert summary["fps"] == pytest.approx(480 / summary["wall_s"])
+    errors = [line["sync/wire_error"] for line in lines if "sync/wire_error" in line]
+    assert summary["sync/wire_error"] == pytest.approx(sum(errors) / len(errors))
+    assert summary["sync/wire_error_max"] == max(
+        line["sync/wire_error_max"] for line in lines if "sync/wire_error_max" in line
+    )
