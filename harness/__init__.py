@@ -13,6 +13,7 @@ COMMANDS = {  # what `lockstep NAME` runs: modules with a `main`
     "reproduce": "harness.reproduce",
     "calibrate": "harness.calibrate",
     "play": "harness.play",
+    "runs": "harness.runs",
     "check": "lockstep_check.__main__",
 }
 

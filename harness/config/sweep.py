@@ -238,6 +238,9 @@ class Sweep:
         self.progress.stop()
         states = self.progress.states()
         counts = Counter(states.values())
+        are_over = set(counts) <= {*SOUND, "failed"}
+        if counts and are_over and not self._searches and (verdict := verdict_on(self.folder)):
+            print(f"\n{verdict}\n")
         words = [f"{count} {state}" for state, count in counts.items()] or ["no job was left to do"]
         print(f"{self.folder}: {', '.join(words)}")
         limit = self.config.get("stop_after_failures")
@@ -249,7 +252,7 @@ class Sweep:
                 error = " ".join(self.progress.error(directory).split())[:LONGEST_ERROR]
                 said = f": {error}" if error else ""
                 print(f"  {state}: {directory}{said}", file=sys.stderr)
-        if not set(counts) <= {*SOUND, "failed"}:
+        if not are_over:
             print(f"the rest:  {self._command_for_the_rest()}")
         elif counts:
             print(f"report:    {program()} report {shlex.quote(str(self.folder))}")
@@ -269,6 +272,16 @@ class Sweep:
         """What groups the jobs of a sweep: its place below outputs/."""
         parts = folder.parts
         return "/".join(parts[parts.index(OUTPUTS) + 1 :]) if OUTPUTS in parts else folder.name
+
+
+def verdict_on(folder: Path) -> str:
+    """What the report on a sweep says first; empty if nothing is compared, or cannot be read."""
+    from harness.report.make import results  # takes time to import
+
+    try:
+        return results(folder)
+    except (ValueError, OSError) as error:
+        return f"no verdict: {error}"
 
 
 def check_learner(config: Config, fits: set[str]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from harness.errors import suggest
+from harness.report.runs import OURS
 from harness.report.settings import MISSING, TASK, Factor, Options, Plan, by_size, values_of
 
 
@@ -32,8 +33,10 @@ class Design:
         return self.x + self.hue + self.facet
 
     def first(self, settings: pd.DataFrame) -> Options:
-        """The first value on the x axis, for the other ones to be compared with."""
-        value = min(values_of(settings, self.x), key=_order)
+        """What the others on the x axis are compared with: Lockstep's runs, or the first value."""
+        value = min(
+            values_of(settings, self.x), key=lambda texts: (OURS not in texts, _order(texts))
+        )
         return dict(zip(self.x, value, strict=True))
 
 

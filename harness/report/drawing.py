@@ -23,7 +23,7 @@ from harness.report.pages import Picture
 from harness.report.scores import Report, Score
 from harness.report.text import printable, show_progress
 
-WIDTH = 5.8  # inches: letters stay readable at a phone's width
+WIDTHS = {"wide": 9.0, "narrow": 4.0}  # inches: of the page's column, and of a phone
 DPI = 160
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
 DASHES = ("-", "--", ":", "-.")
@@ -68,22 +68,42 @@ def draw(
     names: of the settings in it, for those who cannot see it.
     """
     show_progress(f"drawing {slug}")
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")  # names may be in any script
-        figure = plot()
-        if figure is None:
-            return None
-        FigureCanvasAgg(figure)
-        # The layout, which takes as long as drawing, is computed once for both forms.
-        figure.set_layout_engine("constrained")
-        figure.draw_without_rendering()
-        figure.set_layout_engine(None)
-        png, svg = to_bytes(figure, "png"), to_bytes(figure, "svg").decode()
-    dark = svg
-    for light_ink, dark_ink in zip(INKS["light"], INKS["dark"], strict=True):
-        dark = dark.replace(light_ink, dark_ink)
+    forms: dict[str, str] = {}
+    png = b""
+    for name, width in WIDTHS.items():
+        style = STYLE | {"figure.figsize": (width, width)}
+        with matplotlib.rc_context(style), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from")  # names may be in any script
+            figure = plot()
+            if figure is None:
+                return None
+            FigureCanvasAgg(figure)
+            # The layout, which takes as long as drawing, is computed once for both forms.
+            figure.set_layout_engine("constrained")
+            figure.draw_without_rendering()
+            figure.set_layout_engine(None)
+            png = png or to_bytes(figure, "png")
+            forms[name] = to_bytes(figure, "svg").decode()
     alt = f"{caption} ({', '.join(names)})" if names else caption
-    return Picture(slug, caption, alt, png, svg, dark)
+    wide, narrow = forms["wide"], forms["narrow"]
+    return Picture(slug, caption, alt, png, wide, dark(wide), narrow, dark(narrow))
+
+
+def dark(svg: str) -> str:
+    """The same drawing for a dark page."""
+    for light_ink, dark_ink in zip(INKS["light"], INKS["dark"], strict=True):
+        svg = svg.replace(light_ink, dark_ink)
+    return svg
+
+
+def is_narrow() -> bool:
+    """Whether the figure that is being drawn is for a phone."""
+    return width() <= WIDTHS["narrow"]
+
+
+def width() -> float:
+    """Of the figure that is being drawn, in inches."""
+    return float(matplotlib.rcParams["figure.figsize"][0])
 
 
 def to_bytes(figure: Figure, form: str) -> bytes:
@@ -96,10 +116,11 @@ def to_bytes(figure: Figure, form: str) -> bytes:
 
 def shown(label: str) -> str:
     """A name as a figure shows it: printable, on a few lines of bounded length."""
-    words = _cut(printable(label), MOST_LINES * LONGEST_LABEL).split(" ")
+    longest = LONGEST_LABEL // 2 if is_narrow() else LONGEST_LABEL
+    words = _cut(printable(label), MOST_LINES * longest).split(" ")
     text = textwrap.fill(
-        " ".join(_cut(word, LONGEST_LABEL) for word in words),
-        width=LONGEST_LABEL + 1,
+        " ".join(_cut(word, longest) for word in words),
+        width=longest + 1,
         break_on_hyphens=False,
     )
     return text if not text.startswith("_") else f" {text}"  # matplotlib hides _names
@@ -198,7 +219,7 @@ def _legend_of_design(design: Design) -> Key:
 def in_rows(groups: Sequence[Sequence[str]]) -> tuple[Figure, list[Axes]]:
     """A figure with a row for each setting, the first on top; a panel for each group of them."""
     heights = [len(group) * (0.27 + 0.15 * num_lines(group)) for group in groups]
-    figure = Figure(figsize=(WIDTH, 0.7 + 0.6 * len(groups) + sum(heights)))
+    figure = Figure(figsize=(width(), 0.7 + 0.6 * len(groups) + sum(heights)))
     panels = list(figure.subplots(len(groups), squeeze=False, height_ratios=heights)[:, 0])
     for axes, group in zip(panels, groups, strict=True):
         axes.set_yticks(range(len(group)), [shown(label) for label in group], fontsize=9)
@@ -217,14 +238,14 @@ def panels(
     key_title: str = "",
     share: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each title, in two columns if there are several, and a legend.
+    """A figure with a panel for each title, in two columns if it is wide enough, and a legend.
 
     The legend is in the panel that is to spare, or below all, for which the figure grows.
     height: of a panel, in inches. share: whether the panels have the same axes.
     """
-    num_columns = min(len(titles), 2)
+    num_columns = 1 if is_narrow() else min(len(titles), 2)
     num_rows = math.ceil(len(titles) / num_columns)
-    figure = Figure(figsize=(WIDTH, 0.9 + height * num_rows))
+    figure = Figure(figsize=(width(), 0.9 + height * num_rows))
     grid = figure.subplots(num_rows, num_columns, squeeze=False, sharex=share, sharey=share)
     axes, spare = list(grid.flat)[: len(titles)], list(grid.flat)[len(titles) :]
     for one, title in zip(axes, titles, strict=True):
@@ -234,21 +255,21 @@ def panels(
         axes[-2].tick_params(labelbottom=True)  # the last of its column has its ticks hidden
     if len(titles) > 1 and len(xlabel) > MOST_LETTERS:
         xlabel = xlabel.replace(" + ", " +\n")
-    for one in axes[-2:]:
+    for one in axes[-num_columns:]:
         one.set_xlabel(xlabel)
     if len(titles) == 1:
         axes[0].set_ylabel(ylabel)
     else:
         figure.supylabel(ylabel, fontsize=10.5)
     lines, names = [Line2D([], [], **look) for _, look in key], [shown(name) for name, _ in key]
-    style: dict[str, Any] = {"fontsize": 9, "title": key_title or None}
+    style: dict[str, Any] = {"fontsize": 9, "title": key_title or None, "alignment": "left"}
     if spare and key:
         spare[0].legend(lines, names, loc="center", **style)
     elif key:
         longest = max(len(line) for name in names for line in name.splitlines())
-        num_columns = max(1, min(len(names), 76 // (7 + longest)))
+        num_columns = max(1, min(len(names), int(13 * width()) // (7 + longest)))
         heights = math.ceil(len(names) / num_columns) * num_lines(names) + bool(key_title)
-        figure.set_size_inches(WIDTH, figure.get_figheight() + 0.22 * heights)
+        figure.set_size_inches(width(), figure.get_figheight() + 0.22 * heights)
         figure.legend(lines, names, loc="outside lower left", ncols=num_columns, **style)
     return figure, axes
 

@@ -20,6 +20,7 @@ from harness.report.drawing import (
     draw,
     draw_band,
     in_rows,
+    is_narrow,
     legend_of,
     line_look,
     looks,
@@ -29,7 +30,7 @@ from harness.report.drawing import (
     shown,
 )
 from harness.report.pages import Picture
-from harness.report.scores import CURVE_WORDS, TRAINED, WORDS, Report
+from harness.report.scores import CURVE_WORDS, EVALUATED, SAMPLED, TRAINED, WORDS, Report
 from harness.report.statistics import student
 
 MOST_SHADED = 6  # curves with bands; of more the bands would cover the curves
@@ -43,6 +44,11 @@ CAPTIONS = {
     "virtual seconds": "By the clock of the simulated cluster: {}",
 }
 LAG = "sync.lag"
+SHORT = {
+    EVALUATED: "newest weights, greedy",
+    SAMPLED: "newest weights, sampled",
+    TRAINED: "acting weights",
+}
 LABELS = {
     "frames": "frames",
     "seconds": "seconds in the learner's loop",
@@ -56,6 +62,14 @@ LABELS = {
 def learning(report: Report, task: str, axis: str, suffix: str) -> Picture | None:
     """The course of learning over one of the axes, with its caption."""
     metrics = report.curves["metric"][report.curves["task"] == task]
+    if axis == "frames" and task in set(report.returns["task"]):
+        return draw(
+            lambda: returns(report, task),
+            f"learning-frames{suffix}",
+            "The returns of a run as it learns; of several seeds the mean with a 95 % bootstrap "
+            "band. The newest weights are evaluated, greedy and sampled. The acting weights are "
+            "older, and sample their actions.",
+        )
     metric = metrics.iloc[0] if len(metrics) else TRAINED
     about = (
         f"the {CURVE_WORDS[metric]}, the mean over seeds with a 95 % bootstrap band. A line ends "
@@ -75,6 +89,22 @@ def curves(report: Report, task: str, axis: str) -> Figure | None:
     """The course of learning over one of the axes."""
     bands = report.curves[(report.curves["task"] == task) & (report.curves["axis"] == axis)]
     return _bands(report, task, bands, LABELS[axis]) if len(bands) else None
+
+
+def returns(report: Report, task: str) -> Figure | None:
+    """The three returns of one setting, over frames."""
+    bands = report.returns[report.returns["task"] == task]
+    if bands.empty:
+        return None
+    key = [
+        (SHORT[metric], line_look(number) | {"marker": ""})
+        for number, metric in enumerate(bands["metric"].unique())
+    ]
+    figure, (axes,) = panels([""], 3.0, "frames", "return", key)
+    for (_, look), (_, one) in zip(key, bands.groupby("metric", sort=False), strict=True):
+        draw_band(axes, one, look)
+    axes.xaxis.set_major_formatter(FuncFormatter(short))
+    return figure
 
 
 def profiles(report: Report, task: str) -> Figure | None:
@@ -180,16 +210,18 @@ def response(report: Report, cells: pd.DataFrame) -> Figure | None:
         share=cells["task"].nunique() == 1,
     )
     at = positions(design.values)
+    # Lines stand beside each other over categories, so that their intervals can be seen; over
+    # numbers they hardly move, since a point at another place would be another number.
+    apart = 0.01 * (max(at) - min(at)) if are_numbers(design.values) else 0.4
+    spread = apart / max(len(design.lines), 5)
     ticks = [shown(value) for value in design.values]
-    slanted = sum(map(len, ticks)) > MOST_LETTERS * (2 if alone else 1)
+    slanted = sum(map(len, ticks)) > MOST_LETTERS * (2 if alone and not is_narrow() else 1)
     how: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     for axes, title in zip(grid, titles, strict=True):
         inside = cells[cells["panel"] == title]
         _draw_margin(axes, report, inside)
         for number, line in enumerate(design.lines):
-            # Lines stand beside each other, so that their intervals can be seen.
-            shift = min(1.0, 4 / len(design.lines)) * (number - (len(design.lines) - 1) / 2)
-            shift *= 0.09 * min(np.diff(sorted(at)), default=1.0)
+            shift = spread * (number - (len(design.lines) - 1) / 2)
             points = inside[inside["line"] == line]
             points = points.sort_values(
                 "x", key=lambda x: x.map(design.values.index), kind="stable"

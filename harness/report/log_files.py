@@ -192,6 +192,8 @@ def _flat(value: Mapping[str, Any], sign: str = "/", at: str = "") -> Iterator[t
 
 def _plain(text: str) -> Any:
     """The number or flag that a text stands for, or the text."""
+    if text == "None":  # as Python writes it
+        return None
     try:
         value = parse_yaml(text)
     except DamagedError:

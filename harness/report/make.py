@@ -59,11 +59,24 @@ def make(options: argparse.Namespace) -> bool:
     show_progress("")
     done, running = ((runs["state"] == state).sum() for state in ("done", "running"))
     damaged = runs["problems"].map(bool).sum()
-    print(to_text(verdict.brief(report), min(shutil.get_terminal_size().columns, MOST_COLUMNS)))
+    print(for_terminal(report))
     print(f"\n{out / MARK}: {count(len(runs), 'run')}, {done} done, {damaged} with damaged files")
     if options.wandb and not (running and options.watch):
         upload(out / MARK, document, report, mode=options.wandb, project=options.project)
     return bool(running)
+
+
+def results(place: Path) -> str:
+    """The verdict on the runs in a directory, for a terminal; empty if there is none yet."""
+    runs, records = read_runs([place], WANTED)
+    report = analyse(arrange(runs), records)
+    show_progress("")
+    return for_terminal(report) if any(len(score.comparisons) for score in report.primary) else ""
+
+
+def for_terminal(report: Report) -> str:
+    """The verdict, its table and its interactions."""
+    return to_text(verdict.brief(report), min(shutil.get_terminal_size().columns, MOST_COLUMNS))
 
 
 def _folder(place: Path) -> Path:

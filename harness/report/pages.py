@@ -56,6 +56,8 @@ class Picture:
     png: bytes
     svg: str
     svg_dark: str
+    narrow: str  # an SVG for phones
+    narrow_dark: str
 
 
 MOST_ROWS, MOST_ITEMS = 24, 12  # of a table and of a list on a terminal
@@ -114,16 +116,16 @@ def to_markdown(document: Document, *, figures: str) -> str:
     return _writable(text)
 
 
-def to_text(blocks: Sequence[Block], width: int) -> str:
+def to_text(blocks: Sequence[Block], width: int = 80, most_rows: int | None = MOST_ROWS) -> str:
     """Paragraphs, lists and tables for a terminal; tables may be wider than `width`."""
-    return "\n\n".join(map(partial(_block_as_text, width=width), blocks))
+    return "\n\n".join(_block_as_text(block, width, most_rows) for block in blocks)
 
 
-def _block_as_text(block: Block, width: int) -> str:
+def _block_as_text(block: Block, width: int, most_rows: int | None) -> str:
     if isinstance(block, str):
         return textwrap.fill(printable(block), width)
     if isinstance(block, Table):
-        return "\n".join(_table_as_text(block))
+        return "\n".join(_table_as_text(block, most_rows))
     if isinstance(block, list):
         more = len(block) - MOST_ITEMS
         rest = [f"and {more} more, in the report"] if more > 0 else []
@@ -132,16 +134,17 @@ def _block_as_text(block: Block, width: int) -> str:
     raise TypeError(f"{type(block).__name__} is not for a terminal")
 
 
-def _table_as_text(table: Table) -> Iterator[str]:
+def _table_as_text(table: Table, most_rows: int | None) -> Iterator[str]:
+    most = len(table.rows) if most_rows is None else most_rows
     rows = [[printable(cell) for cell in row] for row in [table.columns, *table.rows]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows[: MOST_ROWS + 1]:
+    for row in rows[: most + 1]:
         cells = [
             cell.rjust(size) if kind == "number" else cell.ljust(size)
             for cell, size, kind in zip(row, widths, table.kinds, strict=True)
         ]
         yield "  ".join(cells).rstrip()
-    if (more := len(table.rows) - MOST_ROWS) > 0:
+    if (more := len(table.rows) - most) > 0:
         yield f"and {more} more, in the report"
 
 

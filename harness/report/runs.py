@@ -92,11 +92,11 @@ def to_tables(runs: Sequence[Run]) -> Tables:
 
 
 def read_runs(
-    places: Sequence[Path], wanted: Collection[str], imported: Sequence[Run] = ()
+    places: Sequence[Path], wanted: Collection[str] | None, imported: Sequence[Run] = ()
 ) -> Tables:
     """All runs in the directories named, in a fixed order; a `ValueError` if there is none.
 
-    wanted: the metrics that are read of their records.
+    wanted: the metrics that are read of their records; None for all.
     imported: runs of other programs, which follow.
     """
     runs = _read_places(places, wanted)
@@ -106,7 +106,7 @@ def read_runs(
     return to_tables([*runs, *imported])
 
 
-def _read_places(places: Sequence[Path], wanted: Collection[str]) -> list[Run]:
+def _read_places(places: Sequence[Path], wanted: Collection[str] | None) -> list[Run]:
     directories: dict[Path, tuple[Path, Path]] = {}
     for place in places:
         if not place.is_dir():
@@ -158,8 +158,8 @@ def _is_place(path: Path) -> bool:
     return not hidden and path.is_dir() and not (path / MARK).exists()
 
 
-def read_run(directory: Path, wanted: Collection[str], *, name: str, source: str) -> Run:
-    """What can be read of a run; of its records the `wanted` metrics."""
+def read_run(directory: Path, wanted: Collection[str] | None, *, name: str, source: str) -> Run:
+    """What can be read of a run; of its records the `wanted` metrics, or all."""
     run = Run(name, source)
     if not any((directory / file).exists() for file in FILES):
         run.problems.append("it has no file of a run")
@@ -259,10 +259,10 @@ def _read_mapping(run: Run, file: Path) -> dict[str, Any]:
     return {}
 
 
-def _read_records(run: Run, file: Path, wanted: Collection[str]) -> tuple[pd.DataFrame, str]:
+def _read_records(run: Run, file: Path, wanted: Collection[str] | None) -> tuple[pd.DataFrame, str]:
     """The records as a table, frames ascending; and what is wrong with lines before the last."""
-    names = ["step", *sorted({*wanted} - {"step"})]
-    records: list[list[float]] = []
+    names = None if wanted is None else ["step", *sorted({*wanted} - {"step"})]
+    records: list[list[float] | dict[str, float]] = []
     damaged, is_last = 0, False
     text = _read_text(run, file, MOST_BYTES_METRICS)
     for line in io.StringIO(text):
@@ -280,21 +280,24 @@ def _read_records(run: Run, file: Path, wanted: Collection[str]) -> tuple[pd.Dat
         run.problems.append("metrics.jsonl holds no record")
     if len(records) == MOST_RECORDS:
         run.problems.append(f"metrics.jsonl: records beyond {MOST_RECORDS} were left out")
-    rows = np.array(records, dtype=float).reshape(-1, len(names))
-    table = pd.DataFrame(rows[np.argsort(rows[:, 0], kind="stable")], columns=names)
+    columns = names if names is not None or records else ["step"]
+    table = pd.DataFrame(records, columns=columns, dtype=float)
+    table = table.sort_values("step", kind="stable", ignore_index=True)
     return table, "" if damaged == 1 and is_last else problem
 
 
-def _record(line: str, names: Sequence[str]) -> list[float] | None:
-    """The numbers of these names, of which the first is the step."""
+def _record(line: str, names: Sequence[str] | None) -> list[float] | dict[str, float] | None:
+    """The numbers of these names, of which the first is the step; or all, by their names."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not _number(value.get("step")) >= 0:
         return None
-    numbers = [_number(value.get(name)) for name in names]
-    return numbers if numbers[0] >= 0 else None
+    if names is None:
+        numbers = {name: _number(one) for name, one in value.items()}
+        return {name: one for name, one in numbers.items() if not math.isnan(one)}
+    return [_number(value.get(name)) for name in names]
 
 
 def _number(value: object) -> float:

@@ -14,6 +14,7 @@ from harness.errors import suggest
 from harness.measures import PHASES
 from harness.report.comparisons import DEFAULT_MARGIN, Margin, compare_pairs, interactions
 from harness.report.design import Design
+from harness.report.runs import FRAMEWORK, OURS
 from harness.report.settings import SOURCE, Options, Plan, values_of
 from harness.report.statistics import (
     MEASURES,
@@ -47,7 +48,11 @@ WORDS = {
     EVALUATED: "return of the last policy",
     TRAINED: "return of the last 100 training episodes",
 }
-CURVE_WORDS = {EVALUATED: WORDS[NEWEST], TRAINED: WORDS[ACTING]}
+CURVE_WORDS = {
+    EVALUATED: WORDS[NEWEST],
+    SAMPLED: WORDS[NEWEST_SAMPLED],
+    TRAINED: WORDS[ACTING],
+}
 AXES = ("frames", "seconds", "virtual seconds")  # of curves; the last are a simulated cluster's
 POINTS = 101  # of a curve's grid and of a profile
 SMOOTHING = 0.05  # of a run's length: the window of a curve's trailing mean
@@ -125,6 +130,7 @@ class Report:
     collapsed   by run: whether it has collapsed; NaN for runs that were not evaluated
     not_evaluated    task → the names of its finished runs without enough evaluations
     curves      task, metric, setting, axis, and the columns of a band
+    returns     the same of all returns, by frames, of tasks with one setting that was evaluated
     profiles    task, metric, setting, and the columns of a band, of the final scores
     medians     (task, setting) → medians over seeds of the numbers of summaries, and of the seconds
                 for 1000 frames in each phase of the loop
@@ -133,6 +139,7 @@ class Report:
     plan: Plan
     scores: list[Score]
     curves: pd.DataFrame
+    returns: pd.DataFrame
     profiles: pd.DataFrame
     medians: pd.DataFrame
     margin: Margin
@@ -182,18 +189,24 @@ def analyse(
         raise ValueError(f"--metric is {metric!r}; {suggest(metric, numbers.columns)}")
     by_run = dict(iter(with_clocks(records).groupby("run")))
     scores: list[Score] = []
-    curves, profiles, collapsed = [], [], []
+    curves, returns, profiles, collapsed = [], [], [], []
     for task in plan.tasks:
         show_progress(f"statistics of {task}")
         scores_of_task = _scores(plan, task, by_run, metric, score, target)
         scores += scores_of_task
-        curves.append(_curves(plan, task, by_run))
+        runs = plan.counted(task)
+        evaluated = is_evaluated(runs, by_run)
+        curves.append(_curves(runs, by_run, EVALUATED if evaluated else TRAINED))
+        if evaluated and len(plan.labels(task)) == 1:
+            metrics = [m for m in CURVE_WORDS if m == TRAINED or is_evaluated(runs, by_run, m)]
+            returns += [_curves(runs, by_run, metric, AXES[:1]) for metric in metrics]
         profiles.append(_profiles(scores_of_task[0]))
         collapsed.append(_collapsed(plan, task, by_run))
     report = Report(
         plan,
         scores,
         _stacked(curves, CURVES),
+        _stacked(returns, CURVES),
         _stacked(profiles, PROFILES),
         _medians(plan),
         margin,
@@ -367,7 +380,7 @@ def _delays(plan: Plan, score: Score, records: Records) -> Iterator[tuple[str, f
     replays = [BUFFER in options for options in runs["options"]]
     lags = runs[LAG].mask(replays).groupby(runs["setting"]).mean()
     for row in score.comparisons.itertuples():
-        older = lags[row.setting] - lags[row.baseline]
+        older = lags.get(row.setting, math.nan) - lags.get(row.baseline, math.nan)
         if not older >= LEAST_DELAY:
             continue
         moved = [
@@ -399,37 +412,41 @@ def _medians(plan: Plan) -> pd.DataFrame:
 # -- curves
 
 
-def _curves(plan: Plan, task: str, records: Records) -> pd.DataFrame:
-    """Bands of the evaluations, if each run has enough of them, or of the returns of training.
+def _curves(
+    runs: pd.DataFrame, records: Records, metric: str, of: Sequence[str] = AXES
+) -> pd.DataFrame:
+    """Bands of a metric for each setting of a task, over the axes.
 
     All are on one grid, so that the figures can be compared point by point.
     """
-    counted = plan.counted(task)
-    runs = counted["setting"]
     lines = [records[run] for run in runs.index if run in records]
-    metric = EVALUATED if is_evaluated(counted, records) else TRAINED
-    settings = [runs[line["run"].iloc[0]] for line in lines]
-    bands: dict[tuple[str, str], pd.DataFrame] = {}
-    for axis in AXES:
-        pairs = [line[[axis, metric]].to_numpy().T for line in lines]
-        curves = [pair[:, np.isfinite(pair).all(axis=0)] for pair in pairs]
-        grid = np.linspace(0, max((x[-1] for x, _ in curves if len(x)), default=0), POINTS)
-        by_setting: dict[str, list[np.ndarray]] = {}
-        for setting, (x, y) in zip(settings, curves, strict=True):
-            if len(x):
-                smooth = trailing_mean(x, y, SMOOTHING * (x[-1] - x[0]))
-                by_setting.setdefault(setting, []).append(interpolate(x, smooth, grid))
-        for setting, several in by_setting.items():
-            bands[setting, axis] = band(np.array(several), grid)
+    settings = [runs.at[line["run"].iloc[0], "setting"] for line in lines]
+    by_axis = {axis: _bands(lines, settings, axis, metric) for axis in of}
+    about = {"task": runs["task"].iloc[0] if len(runs) else "", "metric": metric}
     return _stacked(
         [
-            bands[setting, axis].assign(task=task, metric=metric, setting=setting, axis=axis)
-            for setting in plan.labels(task)
-            for axis in AXES
-            if (setting, axis) in bands
+            bands[setting].assign(**about, setting=setting, axis=axis)
+            for setting in dict.fromkeys(settings)
+            for axis, bands in by_axis.items()
+            if setting in bands
         ],
         CURVES,
     )
+
+
+def _bands(
+    lines: Sequence[pd.DataFrame], settings: Sequence[str], axis: str, metric: str
+) -> dict[str, pd.DataFrame]:
+    """By setting, over one of the axes."""
+    pairs = [line[[axis, metric]].to_numpy().T for line in lines]
+    curves = [pair[:, np.isfinite(pair).all(axis=0)] for pair in pairs]
+    grid = np.linspace(0, max((x[-1] for x, _ in curves if len(x)), default=0), POINTS)
+    by_setting: dict[str, list[np.ndarray]] = {}
+    for setting, (x, y) in zip(settings, curves, strict=True):
+        if len(x):
+            smooth = trailing_mean(x, y, SMOOTHING * (x[-1] - x[0]))
+            by_setting.setdefault(setting, []).append(interpolate(x, smooth, grid))
+    return {setting: band(np.array(several), grid) for setting, several in by_setting.items()}
 
 
 def _profiles(score: Score) -> pd.DataFrame:
@@ -474,6 +491,8 @@ def _pairs(
         fixed = _values_named(baseline, settings, names)
     elif design is not None:
         fixed = design.first(settings)
+    elif FRAMEWORK in names and OURS in set(settings[FRAMEWORK]):
+        fixed = {FRAMEWORK: OURS}
     has = [values == tuple(fixed.values()) for values in values_of(settings, list(fixed))]
     same = list(settings.index[has])
     if fixed and (by_source or len(same) != 1):

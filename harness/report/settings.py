@@ -100,6 +100,7 @@ def arrange(runs: pd.DataFrame, *, by_source: bool = False) -> Plan:
     counts, notes = _count(runs)
     is_damaged = _is_finished(runs) & (runs["damage"] != "")
     notes += [text for text in runs["caution"].unique() if text]
+    notes += _only_of_one_program(values, task)
     texts = {key: values[key].unique() for key in values}
     differing = {
         key: sorted(texts[key], key=by_size)
@@ -263,6 +264,19 @@ def _label(names: Sequence[str], values: Sequence[str]) -> str:
         for key, value in zip(names, values, strict=True)
     ]
     return " · ".join(words) or "all runs"
+
+
+def _only_of_one_program(values: pd.DataFrame, task: pd.Series) -> list[str]:
+    """Tasks that some programs have no runs of, although others have: their names may differ."""
+    if FRAMEWORK not in values or values[FRAMEWORK].nunique() < 2:
+        return []
+    programs = values[FRAMEWORK].groupby(task).unique()
+    return [
+        f"Not compared with other programs: {name} has runs of {', '.join(of)} alone. Scores are "
+        f"compared within {' and '.join(TASK)}, which `options` of --map can name."
+        for name, of in programs.items()
+        if len(of) == 1
+    ]
 
 
 def _is_finished(runs: pd.DataFrame) -> pd.Series:

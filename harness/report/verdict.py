@@ -196,7 +196,10 @@ def _without_scores(report: Report) -> str:
 def _without_comparisons(report: Report) -> str:
     """The score of each task, if it has one setting."""
     if any(len(score.scored) > 1 for score in report.primary):
-        return "There is nothing to compare: no setting shares a finished seed with another."
+        return (
+            "There is nothing to compare: no setting has a baseline that is otherwise the same. "
+            "--baseline names one."
+        )
     means = []
     for score in report.primary:
         for setting in score.scored:
@@ -243,7 +246,8 @@ def _largest_difference(report: Report) -> str:
     score, row = max(sure, key=lambda each: _size(*each))
     where = f" on {score.task}" if len(report.primary) > 1 else ""
     name = name_of(report, score, row.setting)
-    before, after = (score.of(setting).mean() for setting in (row.baseline, row.setting))
+    pairs = score.scores.loc[[row.baseline, row.setting]].dropna(axis=1)
+    before, after = pairs.mean(axis=1)
     size = number(row.difference) if row.difference < 0 else f"+{number(row.difference)}"
     if has_share(score.scores) and before > 0:
         size += f", {100 * row.difference / before:+.0f} %"
@@ -354,6 +358,8 @@ def overview(report: Report, primary: Score, *, small: bool = False) -> Table:
     baselines = {*compared["baseline"]}
     rows = []
     for setting in _in_order(report, primary):
+        if small and not len(primary.of(setting)):
+            continue
         verdict, difference = ("baseline" if setting in baselines else NONE), NONE
         if setting in compared.index:
             row = compared.loc[setting]

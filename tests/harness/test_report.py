@@ -307,3 +307,59 @@ def test_names_in_figures_are_printable_and_short():
     assert shown("a\x07b") == "a�b"
     assert shown("_hidden").strip() == "_hidden"
     assert len(shown("x" * 500)) <= LONGEST_LABEL + 1
+
+
+def test_the_terminal_has_the_answer_its_table_and_the_interactions(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    for epochs, loss in ((1, 1.0), (4, 5.0)):
+        for lag in (0, 8):
+            for seed in range(1, 6):
+                options = {
+                    "sync": {"name": "a", "lag": lag},
+                    "algo": {"name": "ppo", "epochs": epochs},
+                }
+                place = tmp_path / "runs" / f"{epochs}-{lag}-{seed}"
+                make_run(place, seed=seed, level=60 - loss * lag, evaluated=True, **options)
+    asked = ["--x", "sync.lag", "--hue", "algo.epochs", "--interaction", "sync.lag*algo.epochs"]
+    assert main([str(tmp_path / "runs"), *asked]) == 0
+    answer, table, findings, last = capsys.readouterr().out.split("\n\n")
+    assert re.fullmatch(
+        r"Changing sync.lag from 0 to 8 lowers the return of the newest weights by 2\d.* with "
+        r"algo.epochs=4 and by [45].* with algo.epochs=1: more with algo.epochs=4 \(p = .*\) than "
+        r"with algo.epochs=1\.",
+        answer.replace("\n", " "),
+    )
+    assert [line.split("  ")[0] for line in table.splitlines()] == [
+        "setting",
+        *(f"epochs={epochs} · sync.lag={lag}" for epochs in (1, 4) for lag in (0, 8)),
+    ]
+    assert findings.startswith("- Changing sync.lag from 0 to 8 lowers the score by")
+    assert last.endswith("report.html: 20 runs, 20 done, 0 with damaged files\n")
+
+
+def test_names_from_files_cannot_move_a_terminals_cursor(tmp_path, capsys):
+    for scheme in ("a\x1b[2J", "b"):
+        for seed in (1, 2):
+            make_run(tmp_path / f"{scheme[0]}{seed}", scheme=scheme, seed=seed)
+    assert main([str(tmp_path)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_report_on_one_setting_opens_with_its_learning_curve(tmp_path):
+    make_run(tmp_path / "run", evaluated=True)
+    assert main([str(tmp_path)]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    sentence, figure = (text.splitlines()[line] for line in (4, 6))
+    assert sentence.startswith("The return of the newest weights, as a mean over training, is ")
+    assert figure == "![learning-frames](figures/learning-frames.png)"
+    assert text.count("figures/learning-frames.png") == 1
+
+
+def test_a_share_of_a_negative_return_is_not_printed(tmp_path):
+    for scheme, level in (("a", -10.0), ("b", -40.0)):
+        for seed in range(5):
+            make_run(tmp_path / f"{scheme}{seed}", scheme=scheme, seed=seed, level=level)
+    assert main([str(tmp_path)]) == 0
+    verdict = (tmp_path / "report" / "report.md").read_text().partition("## What was run")[0]
+    assert re.search(r"-?\d %", verdict.replace("95 %", "")) is None
+    assert "There is no margin" in verdict

@@ -454,6 +454,7 @@ def test_a_sweep_grows_and_a_finished_run_gives_way_only_if_that_is_asked_for(ca
     assert sorted(ended) == [("3/4", names[2]), ("4/4", names[3])]
     assert re.search(r"^\[3/4\] .*: done, \d+ s left$", out, re.MULTILINE)
     *_, count, following = out.splitlines()
+    assert re.search(r"lag=4  +(lower|higher|no difference found|not tested|identical) ", out)
     assert count == "outputs/mine: 4 done"
     assert following.endswith(" report outputs/mine")
     assert "config\n" not in out

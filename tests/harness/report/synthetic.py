@@ -51,7 +51,7 @@ def make_run(
     evaluated: ten times while training, too. The newest weights score a tenth more than those that
     act, and a twentieth less where they sample.
     """
-    rng = np.random.default_rng([seed, int(level)])
+    rng = np.random.default_rng([seed, abs(int(level))])
     directory.mkdir(parents=True)
     config = {
         "algo": {"name": "ppo"},
@@ -70,7 +70,7 @@ def make_run(
     (directory / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     records = [_record(step, frames, level, rng) for step in range(100, frames + 1, 100)]
     if evaluated:
-        evaluations = np.random.default_rng([seed, int(level), 1])
+        evaluations = np.random.default_rng([seed, abs(int(level)), 1])
         for record in records[1::2]:
             greedy = 1.1 * level * record["step"] / frames + float(evaluations.normal())
             record |= {"eval/return": greedy, "eval/return_sampled": 0.95 * greedy}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from harness.report import drawing, figures
 from harness.report.scores import Report
-from tests.harness.report.synthetic import make_sweep
+from tests.harness.report.synthetic import make_run, make_sweep
+from tests.harness.report.test_factors import study
 from tests.harness.report.test_scores import report
 
 MANY = drawing.MOST_LOOKS + 3
@@ -58,3 +60,29 @@ def test_the_figure_for_a_dark_page_has_its_colours_and_no_others(many):
         assert light in found.svg
         assert light not in found.svg_dark
         assert found.svg_dark.count(dark) == found.svg.count(light)
+
+
+def test_lines_over_numbers_stand_where_their_numbers_are(tmp_path):
+    for lag in (0, 8):
+        for epochs in (1, 4, 16):
+            for seed in (1, 2):
+                options = {
+                    "sync": {"name": "a", "lag": lag},
+                    "algo": {"name": "ppo", "epochs": epochs},
+                }
+                make_run(tmp_path / f"{lag}-{epochs}-{seed}", seed=seed, **options)
+    found, cells = study(tmp_path, hue="algo.epochs")
+    (axes,) = figures.response(found, cells).axes
+    for container in axes.containers:
+        for x, lag in zip(container.lines[0].get_xdata(), (0, 8), strict=True):
+            assert abs(x - lag) <= 0.005 * 8  # half a percent of the axis to each side
+
+
+def test_a_figure_for_phones_has_one_column_and_no_wider_drawing(tmp_path, many):
+    found = drawing.draw(partial(figures.profiles, many, TASK), slug="", caption="")
+    wide, narrow = (
+        float(re.search(r'width="([\d.]+)pt"', svg).group(1)) for svg in (found.svg, found.narrow)
+    )
+    assert wide == pytest.approx(72 * drawing.WIDTHS["wide"])
+    assert narrow == pytest.approx(72 * drawing.WIDTHS["narrow"])
+    assert drawing.dark(found.narrow) == found.narrow_dark

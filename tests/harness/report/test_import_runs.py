@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import json
 import math
 import textwrap
@@ -52,7 +54,6 @@ def test_cleanrls_files_say_all_that_a_report_needs(tmp_path):
     assert one.options["env.id"] == "CartPole-v1"
     assert one.options["algo.name"] == "ppo"
     assert one.options["algo.learning_rate"] == 0.00025
-    assert one.options["clip_coef"] == 0.2  # a setting without a name of Lockstep's keeps its own
     assert "exp_name" not in one.options
     returns = one.records["episode/return"].dropna()
     assert len(returns) > 50  # one for each step at which episodes ended
@@ -60,6 +61,32 @@ def test_cleanrls_files_say_all_that_a_report_needs(tmp_path):
     assert one.records["step"].is_monotonic_increasing
     assert one.records["step"].max() <= 2048
     assert one.summary["episode/return"] == returns.iloc[-1]
+
+
+def test_every_setting_of_cleanrls_ppo_has_lockstep_s_name_or_is_left_out(tmp_path):
+    """The samples have all settings of its ppo.py; a name without a dot would be CleanRL's own."""
+    from harness.options.algorithms import PPOConfig
+
+    one, _ = import_runs(SAMPLES / "cleanrl", read_mapping("cleanrl"))
+    own = {name for name in one.options if "." not in name}
+    assert own == {"framework", "seed", "total_frames"}
+    known = {field.name for field in dataclasses.fields(PPOConfig)}
+    algo = {name.removeprefix("algo.") for name in one.options if name.startswith("algo.")}
+    assert algo <= known
+    assert len(algo) == 14
+    assert one.options["algo.clip"] == 0.2
+    assert one.options["algo.epochs"] == 4
+    assert one.options["algo.target_kl"] is None
+    assert one.options["algo.anneal_learning_rate"] is True
+    assert one.options["collector.frames_per_batch"] == 512
+    assert one.options["algo.minibatch_size"] == 128
+
+
+def test_a_setting_without_a_name_of_lockstep_s_keeps_its_own(tmp_path):
+    """Which the comparison with other settings needs."""
+    (tmp_path / "map.yaml").write_text("preset: cleanrl\nignore: []")
+    one, _ = import_runs(SAMPLES / "cleanrl", read_mapping(str(tmp_path / "map.yaml")))
+    assert one.options["num_minibatches"] == 4
 
 
 def test_sb3s_csv_json_and_tensorboard_files_hold_the_same_run(tmp_path):
@@ -277,3 +304,47 @@ def test_a_damaged_log_is_an_error_that_names_the_file(tmp_path, capsys):
         (tmp_path / name).write_bytes(content)
         assert main(["--import", str(tmp_path / name), "--map", "prime-rl"]) == 2
         assert str(tmp_path / name) in capsys.readouterr().err
+
+
+def logs(folder: Path, level: float, *names: str) -> Path:
+    """A log for each name, whose returns rise to a level."""
+    folder.mkdir()
+    for number, name in enumerate(names):
+        rows = [f"{100 * n},{level * n / 5 + number / 10}" for n in range(1, 6)]
+        (folder / f"{name}.csv").write_text("\n".join(["step,score", *rows]))
+    return folder
+
+
+MAP = """
+    metrics: {episode/return: score}
+    path: "clip{algo.clip}-{seed}"
+    options: {algo.name: ppo, env.id: CartPole-v1}
+"""
+
+
+def test_other_programs_are_compared_with_lockstep_setting_by_setting(tmp_path, capsys):
+    arguments = []
+    for program, level in (("Another", 50.0), ("Lockstep", 40.0)):
+        names = [f"clip{clip}-{seed}" for clip in (0.1, 0.2) for seed in (1, 2, 3)]
+        place = logs(tmp_path / program, level, *names)
+        (tmp_path / f"{program}.yaml").write_text(textwrap.dedent(MAP) + f"framework: {program}\n")
+        arguments += ["--import", str(place), "--map", str(tmp_path / f"{program}.yaml")]
+    for more in ([], ["--x", "framework"]):
+        assert main([*arguments, *more, "--out", str(tmp_path / "out")]) == 0
+        with (tmp_path / "out" / "data" / "comparisons.csv").open(newline="") as stream:
+            rows = [row for row in csv.DictReader(stream) if row["metric"] == "mean episode/return"]
+        assert {(row["setting"], row["baseline"]) for row in rows} == {
+            (f"clip={clip} · Another", f"clip={clip} · Lockstep") for clip in (0.1, 0.2)
+        }
+
+
+def test_a_program_with_another_name_for_the_environment_is_said_to_be_alone(tmp_path, capsys):
+    arguments = []
+    for program, env in (("Another", "Cart"), ("Lockstep", "CartPole-v1")):
+        place = logs(tmp_path / program, 50.0, "clip0.1-1", "clip0.1-2")
+        text = textwrap.dedent(MAP).replace("CartPole-v1", env) + f"framework: {program}\n"
+        (tmp_path / f"{program}.yaml").write_text(text)
+        arguments += ["--import", str(place), "--map", str(tmp_path / f"{program}.yaml")]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Not compared with other programs: ppo on Cart has runs of Another alone." in shown

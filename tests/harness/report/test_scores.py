@@ -458,3 +458,12 @@ def test_a_damaged_run_is_left_out_and_named_in_the_first_sentence(tmp_path):
         "By the return of the acting weights, b scores "
     )
     assert list(by_seed(found.primary[0], "b")) == [0, 1, 3]
+
+
+def test_a_setting_of_which_no_run_finished_is_in_no_comparison(tmp_path):
+    make_sweep(tmp_path, schemes={"a": 50, "b": 60})
+    for place in tmp_path.iterdir():
+        change(place, **{"policy/lag_updates_mean": 1.0, "updates": 10})
+    make_run(tmp_path / "failed", scheme="c", seed=1, state="failed")
+    verdicts = dict(report(tmp_path).primary[0].comparisons[["setting", "verdict"]].to_numpy())
+    assert verdicts["c"] == "not tested"
