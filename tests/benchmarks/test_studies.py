@@ -320,6 +320,8 @@ def test_each_claim_is_about_settings_of_its_sweep(study):
         jobs.append(job)
     for side in (side for claim in claims for side in (claim.left, claim.right)):
         for setting in filter(None, side):
+            if setting.get("algo.objective") in hypotheses.REFUSED_TODAY:
+                continue
             assert any(
                 all(
                     hypotheses.equal(wanted, OmegaConf.select(job, name))
