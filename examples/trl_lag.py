@@ -92,17 +92,8 @@ def train(
 ):
     """One run; `options` are those of `LockstepRollouts`."""
     prompts = make_prompts(digits, 4096, seed=10_000 + seed)
-    arguments = {
-        key: options.pop(key)
-        for key in (
-            "max_staleness",
-            "learning_rate",
-            "num_generations",
-            "resume",
-            "weight_sync_steps",
-        )
-        if key in options
-    }
+    names = ("max_staleness", "learning_rate", "num_generations", "epsilon", "resume")
+    arguments = {key: options.pop(key) for key in (*names, "weight_sync_steps") if key in options}
     resume = arguments.pop("resume", None)
     reward = options.pop("reward", sorted_share)
     rollouts = LockstepRollouts(
@@ -112,7 +103,7 @@ def train(
         lag=lag,
         run_dir=run_dir,
         **{
-            "eval_prompts": make_prompts(digits, 100, seed=1),
+            "eval_prompts": make_prompts(digits, 200, seed=1),
             "eval_steps": updates // 10,
             **options,
         },
@@ -154,7 +145,9 @@ def main():
     parser.add_argument("--digits", type=int, default=4)
     parser.add_argument("--pretraining", type=int, default=0, help="supervised updates before")
     parser.add_argument("--updates", type=int, default=150)
+    parser.add_argument("--batch", type=int, default=32, help="answers in an update, 8 to a prompt")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--epsilon", type=float, default=0.2, help="of the clip")
     parser.add_argument("--out", type=Path, default=Path("outputs/trl"))
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -167,8 +160,10 @@ def main():
                 seed=seed,
                 digits=options.digits,
                 updates=options.updates,
+                batch=options.batch,
                 learning_rate=options.learning_rate,
-                size=4,
+                epsilon=options.epsilon,
+                size=options.batch // 8,
                 run_dir=options.out / f"lag={lag},seed={seed}",
             )
             print(f"lag {lag}, seed {seed}: {rollouts.record.scores}", flush=True)

@@ -52,8 +52,8 @@ class LockstepRollouts:
     size: how many prompts are answered at once: one batch of the schedule.
     queue_batches: with `free`, how many such batches may wait.
     apply_at: with `free`, take new weights before each `answer`, or before each `token`.
-    eval_prompts, eval_steps: what is evaluated with the newest weights, after so many updates and
-        at the end.
+    eval_prompts, eval_steps: what is evaluated with the newest weights, at first, after so many
+        updates, and at the end.
     run_dir, options, trace: what is recorded where; `options` are added to config.yaml.
     """
 

@@ -116,7 +116,7 @@ class RunRecord(TrainerCallback):
     """Follows one training, and writes its run directory if there is one.
 
     options: of config.yaml, beside the trainer's arguments.
-    sampler, eval_prompts: for evaluations, after every `eval_steps` updates and at the end.
+    sampler, eval_prompts: for evaluations, at first, after every `eval_steps`, and at the end.
     """
 
     def __init__(
@@ -137,7 +137,6 @@ class RunRecord(TrainerCallback):
         # Of the tokens trained on: ages in versions and in optimiser steps, and TRL's figures.
         self.ages, self.ages_updates = Counter[int](), Counter[int]()
         self.counts = Counter[str]()  # tokens taken, dropped, used; answers used
-        self.used_answers: list[Answer] = []  # of the last batch
         self._directory = None if directory is None else Path(directory)
         self._options = dict(options or {})
         self._eval_steps = 0 if eval_prompts is None else eval_steps
@@ -225,8 +224,7 @@ class RunRecord(TrainerCallback):
     def used(self) -> None:
         """The trainer gets the next batch, to train on it with the weights as they are now."""
         update = self.trainer.state.global_step
-        self.used_answers = self._collated.popleft()
-        for answer in self.used_answers:
+        for answer in self._collated.popleft():
             self.counts["used"] += answer.length
             self.counts["answers"] += 1
             self._returns.append(answer.reward)
@@ -250,6 +248,8 @@ class RunRecord(TrainerCallback):
         self.open()
         if self._follows:
             self._note_version()
+        if self._eval_steps and not state.global_step:
+            self.evaluate()
 
     def _note_version(self) -> None:
         """Another worker's version was published."""

@@ -7,7 +7,7 @@ weights that wrote each token, and from nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -76,15 +76,14 @@ class Sampler:
         take: Callable[[int], None] = lambda step: None,
         *,
         greedy: bool = False,
-        model: Any = None,
     ) -> Answers:
-        """Answers to these rows, scored. number: of the random stream; model: another one."""
+        """Answers to these rows, scored. number: of the random stream."""
         repeated = [row for row in rows for _ in range(writing.answers)]
         encoded = {id(row): self._encode(row["prompt"]) for row in rows}
         ids = [encoded[id(row)] for row in repeated]
         seed = np.random.SeedSequence([writing.seed, number]).generate_state(2, np.uint32)
         generator = torch.Generator().manual_seed(int(seed[0]) << 31 ^ int(seed[1]))
-        tokens, log_probs = self._write(ids, writing, generator, take, greedy, model or self.model)
+        tokens, log_probs = self._write(ids, writing, generator, take, greedy)
         return Answers(ids, tokens, log_probs, self._score(repeated, tokens))
 
     def _encode(self, prompt: Text) -> list[int]:
@@ -103,8 +102,8 @@ class Sampler:
         generator: torch.Generator,
         take: Callable[[int], None],
         greedy: bool,
-        model: Any,
     ) -> tuple[list[list[int]], list[list[float]]]:
+        model = self.model
         device, longest = model.device, max(map(len, prompts))
         padded = [[self._pad] * (longest - len(one)) + one for one in prompts]
         ids = torch.tensor(padded, device=device)
@@ -176,8 +175,3 @@ def advantages(rewards: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         values = rewards[scored]
         result[scored] = (values - values.mean()) / (values.std() + 1e-8)
     return result
-
-
-def in_groups(answers: Answers, size: int) -> Iterator[slice]:
-    """The rows of each group."""
-    return (slice(i, i + size) for i in range(0, len(answers.tokens), size))

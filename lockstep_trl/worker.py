@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from collectors.schedule.recording import RecordedSchedule, ScheduleFile
-from lockstep_trl.sampler import Answers, Sampler, Writing, advantages, in_groups
+from lockstep_trl.sampler import Answers, Sampler, Writing, advantages
 from lockstep_trl.transfer import Transfer
 
 _POLL_S = 0.2
@@ -191,7 +191,8 @@ class Worker:
         assert self.writing is not None
         samples, each = [], self.writing.answers
         prompts, tokens, log_probs, rewards = batch.answers
-        for number, rows in enumerate(in_groups(batch.answers, each)):
+        for number in range(self._size):
+            rows = slice(number * each, (number + 1) * each)
             worth = advantages(rewards[rows])
             group = batch.number * self._size + number
             for i in range(rows.start, rows.stop):

@@ -116,7 +116,7 @@ def test_a_run_directory_is_read_by_the_report(run):
     read = read_run(scored.path, wanted, name="scored", source="trl")
     assert read.problems == []
     assert (read.state, read.seed, read.options["sync.lag"]) == ("done", 1, 2)
-    assert read.records["eval/return"].notna().sum() == 3  # after 5, 10 and 12 updates
+    assert read.records["eval/return"].notna().sum() == 4  # after 0, 5, 10 and 12 updates
     assert {"eval/return", "policy/lag_mean", "episode/return"} <= {*read.summary}
     assert read.summary["collector/collected"] == read.summary["collector/delivered"]
 
