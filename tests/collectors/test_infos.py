@@ -140,6 +140,8 @@ def test_info_keys_that_name_no_entries_are_refused(keys):
         Collector(make, frames_per_batch=4, info_keys=keys)
     with pytest.raises(TypeError, match="'lives' is 'three', expected a number"):
         Collector(make, frames_per_batch=4, info_keys={"lives": "three"})
+    with pytest.raises(TypeError, match="of type float128 do not fit in tensors"):
+        Collector(make, frames_per_batch=4, info_keys={"lives": np.longdouble(3)})
 
 
 def test_an_observation_may_not_be_where_entries_of_info_are():

@@ -70,6 +70,16 @@ def test_a_recording_is_read_as_it_was_written(tmp_path):
     assert again.next_batch() == PlannedBatch(0, 1, ((0, 1),))
 
 
+def test_a_seed_may_be_zero_but_no_number_of_a_header_is_negative(tmp_path):
+    header = {"format": 1, **HEADER, "seed": 0}
+    path = write(tmp_path / "schedule.jsonl", header, batch())
+    assert RecordedSchedule(path).header.seed == 0
+    for name in HEADER:
+        path = write(tmp_path / "schedule.jsonl", header | {name: -1}, batch())
+        with pytest.raises(ValueError, match="expected whole numbers"):
+            RecordedSchedule(path)
+
+
 def test_the_half_line_of_a_killed_process_is_left_out(tmp_path):
     path = write(tmp_path / "schedule.jsonl", {"format": 1, **HEADER}, batch(), batch(worker=1))
     path.write_bytes(path.read_bytes()[:-9])

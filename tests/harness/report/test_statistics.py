@@ -453,3 +453,6 @@ def test_the_seeds_that_a_comparison_needs_give_its_test_the_power_that_is_promi
         power = np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05)
         assert (power > 0.79) == reaches or abs(power - 0.8) < 0.01
     assert pairs_needed(comparison, 6, 5) > needed
+    equal = comparison._replace(low=comparison.high)
+    for unknown, pairs in ((equal, 6), (comparison._replace(margin=0.0), 6), (comparison, 1)):
+        assert pairs_needed(unknown, pairs, 1) is None
