@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -52,6 +52,7 @@ NOTICED = FOLDER / "random.jsonl"
 TOUCHED = ROOT / "outputs" / "mutants" / "touched.json"  # which test touches which line
 SCOPE = ("harness/algorithms", "harness/measures", "harness/report", "sync", "collectors")
 TESTS = ("tests/harness", "tests/sync", "tests/collectors", "tests/promises")
+SHARED = "a fixture of "  # begins a context of coverage
 TESTS_S = 20  # processor time of the tests of a change, as long as nothing is changed
 PROCESSOR_S, WALL_S = 90, 600  # with the change; beyond, it counts as noticed
 
@@ -216,19 +217,42 @@ class Touches:
         source = [str(ROOT / folder) for folder in SCOPE]
         self.coverage = coverage.Coverage(data_file=None, source=source, config_file=False)
         self.seconds: dict[str, float] = defaultdict(float)
+        self.users: dict[str, set[str]] = defaultdict(set)  # of a fixture that tests share
+        self.function = ""
 
     def pytest_collection_finish(self) -> None:
         import_what_is_large()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        function = function_of(item.nodeid)
+        self.function = function_of(item.nodeid)
+        for name in getattr(item, "fixturenames", ()):
+            self.users[name].add(self.function)
         start = sum(os.times()[:4])
-        self.coverage.switch_context(function)
+        self.coverage.switch_context(self.function)
         result = yield
         self.coverage.switch_context("")
-        self.seconds[function] += sum(os.times()[:4]) - start
+        self.seconds[self.function] += sum(os.times()[:4]) - start
         return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        """What a fixture touches that tests share, each of them touches."""
+        if fixturedef.scope == "function":
+            return (yield)
+        self.coverage.switch_context(f"{SHARED}{fixturedef.baseid} {fixturedef.argname}")
+        try:
+            return (yield)
+        finally:
+            self.coverage.switch_context(self.function)
+
+    def tests_in(self, contexts: Iterable[str]) -> Iterator[str]:
+        for context in filter(None, contexts):
+            if context.startswith(SHARED):
+                folder, _, name = context.removeprefix(SHARED).rpartition(" ")
+                yield from (test for test in self.users[name] if test.startswith(folder))
+            else:
+                yield context
 
     def save(self, file: Path) -> None:
         """Add to what is known of other tests."""
@@ -239,7 +263,7 @@ class Touches:
             of_file = lines.setdefault(str(Path(path).relative_to(ROOT)), {})
             for line, names in data.contexts_by_lineno(path).items():
                 others = set(of_file.get(str(line), ())) - self.seconds.keys()
-                of_file[str(line)] = sorted(others | set(filter(None, names)))
+                of_file[str(line)] = sorted(others | set(self.tests_in(names)))
         seconds = {name: round(value, 2) for name, value in self.seconds.items()}
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({"seconds": known["seconds"] | seconds, "lines": lines}))
