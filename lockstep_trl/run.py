@@ -206,7 +206,7 @@ class RunRecord(TrainerCallback):
         self.counts["taken"] += answer.length
         stamp = sample.model_version - 1 + self.versions_before
         self.trace("take", sample=answer.number, version=stamp, length=answer.length)
-        answer.staleness = self.trainer.model_version - sample.model_version
+        answer.staleness = age(sample.model_version, self.trainer.model_version)
         if answer.staleness > args.max_staleness:
             reason = "stale"
         elif 0 < (args.token_budget or 0) < len(sample.input_ids):

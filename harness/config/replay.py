@@ -19,6 +19,7 @@ from harness.files import flatten
 from harness.options.base import convert
 from harness.options.run import Config
 from harness.options.simulated import SimulatedConfig
+from lockstep_check.ages import is_within
 
 # What has done its work when the schedule is recorded.
 KEPT = (
@@ -147,7 +148,7 @@ class _Updates:
     def _takes(self, group: Sequence[PlannedBatch], newest: int) -> bool:
         max_lag = getattr(self._algo, "max_lag", None)
         versions = [version for batch in group for _, version in batch.versions]
-        return max_lag is None or newest - max(versions) <= max_lag
+        return max_lag is None or is_within(max(versions), newest, max_lag)
 
     def _learns_from_replay(self, frames: int) -> bool:
         if self.frames < max(self._algo.learning_starts, self._algo.batch_size):
