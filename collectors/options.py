@@ -261,7 +261,7 @@ class Options(
         if self.no_cuda_sync and (stored is None or stored.type != "cuda"):
             given = stored or "cpu"
             raise ValueError(f"no_cuda_sync=True needs a CUDA storing_device, but it is {given}")
-        if self.cudagraph_policy and kind not in REMOTE:  # nodes have devices of their own
+        if self.cudagraph_policy and kind not in REMOTE:  # its machine has devices of its own
             check_graphs(each(self.device if self.policy_device is None else self.policy_device))
 
     def _are_set(self, layer: type[Any]) -> Iterator[str]:
@@ -367,7 +367,7 @@ def count_workers(kind: str, create_env_fn: Any, num_workers: int | None) -> int
 def check_factory(create_env_fn: Any) -> None:
     """Refuse anything but a function or a list of functions."""
     for one in each(create_env_fn):
-        if is_list(one):  # those of a node's workers
+        if is_list(one):  # those of a collector's workers
             check_factory(one)
         elif not callable(one):
             kind = type(one).__name__

@@ -84,7 +84,7 @@ class Filled:
     made_s: float = 0.0
     ended_ns: int = 0
     # What the pool adds
-    content: Any = None  # a FrameBlock; of a node its batch, with the versions of all its steps
+    content: Any = None  # a FrameBlock
     worker: int = 0
     first_env: int = 0
     generation: int = 0

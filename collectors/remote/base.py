@@ -22,8 +22,6 @@ from collectors.options import (
     share_frames,
 )
 from collectors.remote.launcher import Launcher
-from collectors.remote.node import NodeSpec
-from collectors.remote.node_handle import NodeConnection, NodeHandle, Pulse
 from collectors.remote.options import (
     RemoteArguments,
     RemoteOptions,
@@ -32,6 +30,7 @@ from collectors.remote.options import (
     spread,
     taken,
 )
+from collectors.remote.remote_handle import RemoteHandle
 from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
@@ -41,33 +40,32 @@ from sync import WeightSyncScheme
 
 
 class RemoteCollector(BaseCollector):
-    """Workers on nodes make batches all together (sync), or those of each node separately.
+    """Workers elsewhere make batches all together (sync), or those of each collector separately.
 
-    `worker_ids` counts nodes, because a node gets weights once for all of its workers. Everything
-    else counts workers. `num_collectors`, `num_workers_per_collector`, `sync` and
-    `collector_class` are explained in `remote/options.py`, all other options in
-    `collectors/options.py`.
+    Each worker is a process of its own, the engine's peer of the same number. `num_collectors`,
+    `num_workers_per_collector`, `sync` and `collector_class` are explained in `remote/options.py`,
+    all other options in `collectors/options.py`.
     """
 
-    _scheme_class: type[WeightSyncScheme]  # of the engine that reaches the nodes
+    _scheme_class: type[WeightSyncScheme]  # of the engine that reaches the workers
     _apart = "sync=False"
     launcher: Launcher | None = None
 
     @takes(RemoteArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         self.remote = remote = taken(RemoteOptions, options)
-        per_node = remote.num_workers_per_collector
-        self.num_nodes = n = remote.num_collectors or _count_nodes(create_env_fn, per_node)
+        each = remote.num_workers_per_collector
+        self._num_collectors = n = remote.num_collectors or _count(create_env_fn, each)
         self.sync = self.shares_batch = remote.sync
-        factories = spread(create_env_fn, n, per_node, "create_env_fn")
+        factories = spread(create_env_fn, n, each, "create_env_fn")
         kwargs = options.pop("create_env_kwargs", None)
-        self._env_kwargs = spread(kwargs, n, per_node, "create_env_kwargs")
+        self._env_kwargs = spread(kwargs, n, each, "create_env_kwargs")
         device, name = options.pop("policy_device", None), "policy_device"
         if device is None:
             device, name = options.get("device"), "device"
         elif policy is None and options.get("policy_factory") is None:
             raise ValueError(f"policy_device: {NO_POLICY}")
-        self.policy_devices = places(device, n, name)
+        self.policy_devices = [one for one in places(device, n, name) for _ in range(each)]
         if options.get("cudagraph_policy"):
             check_graphs(self.policy_devices)
         for name, message in _REFUSED.items():
@@ -77,7 +75,7 @@ class RemoteCollector(BaseCollector):
             raise ValueError(NEVER_DONE.format(f"{self.kind} with sync=False"))
         if options.get("copy") is False:
             raise ValueError("copy=False reuses the memory of a batch: it needs local workers")
-        super().__init__(factories, policy, num_workers=n * per_node, **options)
+        super().__init__(factories, policy, num_workers=n * each, **options)
 
     @property
     def _like(self) -> str:
@@ -91,20 +89,21 @@ class RemoteCollector(BaseCollector):
         return 1 if alone else self.remote.num_workers_per_collector
 
     @abstractmethod
-    def _launch(self, num_nodes: int) -> Launcher:
-        """Start the nodes' processes, or find them."""
+    def _launch(self) -> Launcher:
+        """Start the workers' processes, or find them."""
 
     # -- opening
 
     def _make_publisher(self) -> Publisher:
-        options, n = self.options, self.num_nodes
+        options, each = self.options, self.remote.num_workers_per_collector
         self._frames_of = self._share_frames()
-        self._factories = per_worker(options.policy_factory, n, "policy_factory")
+        factories = per_worker(options.policy_factory, self._num_collectors, "policy_factory")
+        self._factories = [factory for factory in factories for _ in range(each)]
         schemes = self._given_schemes()
         source = self._source()
         if schemes is None and sends_weights(source, schemes):
             schemes = {POLICY: self._scheme_class()}
-        self.launcher = self._launch(n)
+        self.launcher = self._launch()
         for scheme in (schemes or {}).values():
             scheme.attach(self.launcher.engine)
         return Publisher(
@@ -116,14 +115,11 @@ class RemoteCollector(BaseCollector):
         )
 
     def _share_frames(self) -> list[int]:
-        """The frames of each worker in a batch, from those of all nodes, or of each (async)."""
-        per_node = self.remote.num_workers_per_collector
-        frames_of: list[int] = []
-        for frames in share_frames(
-            self.options.frames_per_batch, self.num_nodes, each=not self.sync
-        ):
-            frames_of += share_frames(frames, per_node, each=self._group_size == 1)
-        return frames_of
+        """The frames of each worker in a batch, which is of all of them, or of one collector."""
+        total, n = self.options.frames_per_batch, self._num_collectors
+        workers, alone = self.remote.num_workers_per_collector, self._group_size == 1
+        shares = share_frames(total, n, each=not self.sync)
+        return [one for share in shares for one in share_frames(share, workers, each=alone)]
 
     def _given_schemes(self) -> Any:
         """The schemes that were given, or the updater's; None if there is neither."""
@@ -145,9 +141,8 @@ class RemoteCollector(BaseCollector):
         return schemes
 
     def _make_handles(self) -> list[WorkerHandle]:
-        per_node, sent = self.remote.num_workers_per_collector, _on_cpu(self.policy)
-        self.nodes = [self._node(index, sent) for index in range(self.num_nodes)]
-        self._pulse = Pulse(self.nodes, min(1.0, self.options.timeout / 8))
+        assert self.launcher is not None
+        n, policy = self.num_workers, self.policy
         specs = worker_specs(
             self.options,
             self.seeds,
@@ -155,32 +150,15 @@ class RemoteCollector(BaseCollector):
             env_kwargs=self._env_kwargs,
             frames=self._frames_of,
             num_blocks=1 if self.sync else self.options.batches_ahead,
-            devices=[device for device in self.policy_devices for _ in range(per_node)],
+            devices=self.policy_devices,
         )
-        n = self.num_workers
+        for spec, factory in zip(specs, self._factories, strict=True):
+            spec.policy_factory = factory
+            spec.policy = None if factory is not None else _on_cpu(policy)
         return [
-            NodeHandle(index, spec, Trajectories(index, n), self.nodes[index // per_node])
-            for index, spec in enumerate(specs)
+            RemoteHandle(i, spec, Trajectories(i, n), self.launcher, self.publisher)
+            for i, spec in enumerate(specs)
         ]
-
-    def _node(self, index: int, policy: Any) -> NodeConnection:
-        assert self.launcher is not None
-        options, per_node = self.options, self.remote.num_workers_per_collector
-        factory = self._factories[index]
-        spec = NodeSpec(
-            index=index,
-            num_workers=per_node,
-            policy=None if factory is not None else policy,
-            policy_factory=factory,
-            schemes={},
-            devices=[self.policy_devices[index]] * per_node,
-            # Workers that apply weights only between batches are not waited for.
-            sync=options.apply_at == "step",
-            timeout=options.timeout,
-            resume_timeout=options.resume_timeout,
-            as_arrays=self.launcher.as_arrays,
-        )
-        return NodeConnection(spec, self.launcher, self.publisher)
 
     # -- ending
 
@@ -188,8 +166,6 @@ class RemoteCollector(BaseCollector):
         left = 0.0  # after an interrupt, processes are ended without waiting
         try:
             super()._close(timeout, close_env)
-            if hasattr(self, "_pulse"):
-                self._pulse.stop()
             if self.launcher is not None and hasattr(self, "publisher"):
                 self.publisher.shutdown()  # while the engine can still send
             left = timeout
@@ -207,8 +183,8 @@ _REFUSED = {
 }
 
 
-def _count_nodes(create_env_fn: Any, num_workers: int) -> int:
-    """How many nodes these factories are for: one each, or one for `num_workers` of them."""
+def _count(create_env_fn: Any, num_workers: int) -> int:
+    """How many collectors these factories are for: one each, or one for `num_workers` of them."""
     if not isinstance(create_env_fn, Sequence) or not create_env_fn:
         return 1
     nested = any(isinstance(one, Sequence) for one in create_env_fn)
@@ -216,7 +192,7 @@ def _count_nodes(create_env_fn: Any, num_workers: int) -> int:
 
 
 def _on_cpu(policy: Any) -> Any:
-    """The policy, or a copy of it on the CPU: a node may lack the trainer's devices."""
+    """The policy, or a copy of it on the CPU: workers may lack the trainer's devices."""
     if isinstance(policy, nn.Module):
         tensors = [*policy.parameters(), *policy.buffers()]
         if any(tensor.device.type != "cpu" for tensor in tensors):

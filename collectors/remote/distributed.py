@@ -1,4 +1,4 @@
-"""Nodes over torch.distributed: started here, or one per rank by torchrun or a job scheduler."""
+"""Workers over torch.distributed: processes started here, or the ranks of a launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sync.remote import gloo
 
 
 class DistributedCollector(RemoteCollector):
-    """Collectors in processes that torch.distributed joins to this one.
+    """Workers in processes that torch.distributed joins to this one.
 
     `JoiningOptions` say how.
     """
@@ -28,10 +28,12 @@ class DistributedCollector(RemoteCollector):
         self._joining = Joining(options)
         super().__init__(create_env_fn, policy, **options)
 
-    def _launch(self, num_nodes: int) -> Launcher:
-        return self._joining.launch(gloo.DistributedEngine, self._serve, num_nodes, self.options)
+    def _launch(self) -> Launcher:
+        return self._joining.launch(
+            gloo.DistributedEngine, self._serve, self.num_workers, self.options
+        )
 
 
 def serve_rank(**options: Any) -> str:
-    """Run this rank's node until the trainer ends or stops it; returns which."""
+    """Run this rank's worker until the trainer ends or stops it; returns which."""
     return process_group.serve_rank(gloo.serve, **options)

@@ -1,4 +1,4 @@
-"""Launchers: start the processes of nodes, and provide the engine that calls them."""
+"""Launchers: start the processes of workers, and provide the engine that calls them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from sync.remote.engine import Engine
 
 
 class Launcher(ABC):
-    """Processes for nodes, started by the constructor; node i is the engine's peer i."""
+    """Processes of workers, started by the constructor; worker i is the engine's peer i."""
 
     engine: Engine
-    as_arrays = False  # batches travel best as NumPy arrays
 
     @abstractmethod
-    def replace(self, node: int) -> None:
-        """End a node's process, if it lives, and start another; or raise `CannotReplace`."""
+    def replace(self, worker: int) -> None:
+        """End a worker's process, if it lives, and start another; or raise `CannotReplace`."""
 
     @abstractmethod
     def close(self, timeout: float) -> None:

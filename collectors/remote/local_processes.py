@@ -1,4 +1,4 @@
-"""Nodes as processes of this machine: starting them, watching them, ending them."""
+"""Workers as processes of this machine: starting them, watching them, ending them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Any
 
-from collectors.remote.node import close_all
+from collectors.remote.host import close_all
 from collectors.workers.start_process import (
     PRELOAD,
     context,
@@ -23,11 +23,11 @@ from collectors.workers.start_process import (
 )
 from sync.local.waiting import Watch
 
-LOADED = (*PRELOAD, "collectors.remote.node")
+LOADED = (*PRELOAD, "collectors.remote.host")
 
 
-def node_main(trainer_pid: int, start_method: str, serve: Callable[[], Any]) -> None:
-    """Serve a node until the trainer stops it or is gone."""
+def peer_main(trainer_pid: int, start_method: str, serve: Callable[[], Any]) -> None:
+    """Be a peer until the trainer stops it or is gone."""
     settle_in(start_method)
     exit_with_parent(trainer_pid)
     status = 0
@@ -41,26 +41,28 @@ def node_main(trainer_pid: int, start_method: str, serve: Callable[[], Any]) -> 
 
 
 class Processes:
-    """The node processes of one trainer, by number."""
+    """The peers' processes of one trainer, by number."""
 
     def __init__(self) -> None:
         self._ctx = context(preload=LOADED)
         self._processes: dict[int, tuple[Any, Watch]] = {}
 
-    def start(self, node: int, serve: Callable[[], Any]) -> None:
-        """Start a node's process, which calls `serve`."""
+    def start(self, worker: int, serve: Callable[[], Any]) -> None:
+        """Start a worker's process, which calls `serve`."""
         process = self._ctx.Process(
-            target=node_main,
+            target=peer_main,
             args=(os.getpid(), default_start_method(), serve),
-            name=f"lockstep-node-{node}",
+            name=f"lockstep-peer-{worker}",
             daemon=False,
         )
         with sigint_blocked():
             process.start()
-            self._processes[node] = process, Watch(process.pid)
+            self._processes[worker] = process, Watch(process.pid)
 
-    def await_meeting(self, nodes: Iterable[int], meet: Callable[[threading.Event], None]) -> None:
-        """Call `meet`, which waits for these nodes; raise as soon as the process of one ends.
+    def await_meeting(
+        self, workers: Iterable[int], meet: Callable[[threading.Event], None]
+    ) -> None:
+        """Call `meet`, which waits for these workers; raise as soon as the process of one ends.
 
         `meet` then has to give up, which the event tells it: it would meet a replacement instead.
         """
@@ -75,33 +77,33 @@ class Processes:
                 meeting.set_exception(error)
 
         threading.Thread(target=run, name="lockstep-meet", daemon=True).start()
-        awaited = {node: self._processes[node][0] for node in nodes}
+        awaited = {worker: self._processes[worker][0] for worker in workers}
         try:
             while not wait([meeting], 0.05).done:
-                for node, process in awaited.items():
+                for worker, process in awaited.items():
                     if not process.is_alive() and not meeting.done():
                         raise ConnectionError(
-                            f"the process of collector {node} ended (exit code {process.exitcode}) "
+                            f"the process of worker {worker} ended (exit code {process.exitcode}) "
                             "before it joined; its output says why"
                         )
         finally:
             given_up.set()
         meeting.result()
 
-    def end(self, node: int, timeout: float = 0.0) -> None:
+    def end(self, worker: int, timeout: float = 0.0) -> None:
         """Wait for a process to end, then kill it."""
-        if node not in self._processes:
+        if worker not in self._processes:
             return
-        end_process(*self._processes[node], timeout)
-        self._processes.pop(node, None)
+        end_process(*self._processes[worker], timeout)
+        self._processes.pop(worker, None)
 
     def end_all(self, timeout: float) -> None:
         """The same for all processes together."""
         deadline = time.monotonic() + timeout
         try:
-            for node in list(self._processes):
-                self.end(node, max(0.0, deadline - time.monotonic()))
+            for worker in list(self._processes):
+                self.end(worker, max(0.0, deadline - time.monotonic()))
         except BaseException:  # an interrupt: kill without waiting
-            for node in list(self._processes):
-                self.end(node)
+            for worker in list(self._processes):
+                self.end(worker)
             raise

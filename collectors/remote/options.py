@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteOptions:
-    """The number and kind of the collectors on other nodes."""
+    """How many workers there are on other machines, and which of them make a batch together."""
 
-    # None: one for each factory
+    # None: one for each factory. Each has its own batches if not `sync`
     num_collectors: Count | None = None
     num_workers_per_collector: Count = 1
     sync: bool = True  # all make one batch together, or each its own
-    # For TorchRL's users: MultiAsyncCollector if each worker of a node makes its own batches
+    # For TorchRL's users: MultiAsyncCollector if each worker of a collector makes its own batches
     collector_class: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
@@ -32,9 +32,7 @@ class RemoteOptions:
         kind = kind_of(self.collector_class)
         if self.collector_class is not None and kind not in (SINGLE, SYNC, ASYNC):
             name = getattr(self.collector_class, "__name__", type(self.collector_class).__name__)
-            raise ValueError(
-                f"collector_class={name}: a host runs a {SINGLE}, a {SYNC} or a {ASYNC}"
-            )
+            raise ValueError(f"collector_class={name}: expected {SINGLE}, {SYNC} or {ASYNC}")
         for name in getattr(self.collector_class, "keywords", ()):
             raise ValueError(f"{name} in collector_class: set it on the outer collector instead")
         if kind == SINGLE and self.num_workers_per_collector > 1:
@@ -79,6 +77,6 @@ def spread(value: Any, num_collectors: int, num_workers: int, name: str) -> list
 
 
 def places(device: Any, num_collectors: int, name: str) -> list[torch.device | None]:
-    """The policy's device in each collector. Only the node can tell whether it has that."""
+    """The policy's device in each collector. Only its machine knows whether it has that."""
     devices = per_worker(device, num_collectors, name, "collectors")
     return [as_device(one, name) for one in devices]

@@ -1,4 +1,4 @@
-"""Nodes in processes that join the trainer's process group, over torch.distributed or RPC."""
+"""Workers in processes that join the trainer's process group, over torch.distributed or RPC."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from collectors.annotations import Port, check_fields
 from collectors.options import Options
+from collectors.remote.host import close_all
 from collectors.remote.launcher import Launcher
 from collectors.remote.local_processes import Processes
-from collectors.remote.node import close_all
 from collectors.remote.options import RemoteArguments, taken
 from collectors.remote.torchrun_ranks import Ranks, check_launcher
 from collectors.workers.handle import CannotReplace
@@ -19,10 +19,10 @@ from collectors.workers.start_process import ignore_signals
 
 
 class ProcessGroupLauncher(Launcher):
-    """Starts a process for each node, or connects to ranks that a launcher started.
+    """Starts a process for each worker, or connects to ranks that a launcher started.
 
     engine: waits for the processes to join.
-    serve: what a process calls to join, and to serve its node.
+    serve: what a process calls to join, and to serve as a peer.
     options: of the engine and of `serve`.
     """
 
@@ -45,35 +45,35 @@ class ProcessGroupLauncher(Launcher):
                 engine.connect()
                 return
             self._processes = Processes()
-            for node in range(engine.num_peers):
-                self._start(node)
+            for worker in range(engine.num_peers):
+                self._start(worker)
             self._processes.await_meeting(range(engine.num_peers), engine.connect)
         except BaseException:
             self.close(0.0)
             raise
 
-    def _start(self, node: int) -> None:
+    def _start(self, worker: int) -> None:
         assert self._processes is not None
-        self._processes.start(node, functools.partial(self._serve, node, **self._options))
+        self._processes.start(worker, functools.partial(self._serve, worker, **self._options))
 
-    def replace(self, node: int) -> None:
+    def replace(self, worker: int) -> None:
         if self._processes is None:
             raise CannotReplace(
                 "only the launcher of the ranks can start another one; torchrun --max-restarts "
                 "restarts the whole run"
             )
-        self._end(node)
-        self._start(node)
+        self._end(worker)
+        self._start(worker)
         try:
-            self._processes.await_meeting([node], functools.partial(self._engine.admit, node))
+            self._processes.await_meeting([worker], functools.partial(self._engine.admit, worker))
         except BaseException:
-            self._end(node)  # otherwise others would wait for it to join
+            self._end(worker)  # otherwise others would wait for it to join
             raise
 
-    def _end(self, node: int) -> None:
+    def _end(self, worker: int) -> None:
         assert self._processes is not None
-        self._processes.end(node)
-        self._engine.release(node)
+        self._processes.end(worker)
+        self._engine.release(worker)
 
     def close(self, timeout: float) -> None:
         try:
@@ -120,10 +120,12 @@ class Joining:
                 raise ValueError(
                     f"RANK={ranks.rank}: rank 0 creates the collector, all others call serve_rank()"
                 )
-            if (asked := options.setdefault("num_collectors", ranks.num_nodes)) != ranks.num_nodes:
+            each = options.get("num_workers_per_collector", 1)
+            number = options.setdefault("num_collectors", ranks.num_workers // each)
+            if number * each != ranks.num_workers:
                 raise ValueError(
-                    f"num_collectors={asked}: WORLD_SIZE={ranks.world_size}, so there are "
-                    f"{ranks.num_nodes} ranks besides the trainer's"
+                    f"num_collectors={number} of {each} workers: each worker is a rank, and "
+                    f"WORLD_SIZE={ranks.world_size} leaves {ranks.num_workers} besides the trainer"
                 )
             self._host, self._port = ranks.address, ranks.own_port()
 
@@ -131,13 +133,15 @@ class Joining:
         self,
         make_engine: Callable[..., Any],
         serve: Callable[..., Any],
-        num_nodes: int,
+        num_workers: int,
         options: Options,
     ) -> Launcher:
-        """Start the nodes, whose processes call `serve`, or connect to the ranks."""
+        """Start the workers' processes, which call `serve`, or connect to the ranks."""
         timeout = options.start_timeout
         shared = {"address": self._address, "silence_s": options.timeout}
-        engine = make_engine(num_nodes, host=self._host, port=self._port, timeout=timeout, **shared)
+        engine = make_engine(
+            num_workers, host=self._host, port=self._port, timeout=timeout, **shared
+        )
         return ProcessGroupLauncher(
             engine, serve, ranks=self._ranks, timeout=timeout, options=shared
         )
@@ -150,12 +154,12 @@ def serve_rank(
     timeout: float = 60.0,
     silence_s: float = 60.0,
 ) -> str:
-    """Run this rank's node until the trainer ends or stops it; returns which."""
+    """Run this rank's worker until the trainer ends or stops it; returns which."""
     ranks = Ranks.of()
     ignore_signals()
     try:
         return serve(
-            ranks.node,
+            ranks.worker,
             host=ranks.address,
             port=ranks.ask_port(timeout),
             address=address,

@@ -1,4 +1,4 @@
-"""Nodes as actors of a Ray cluster: a running one, or one that is started here."""
+"""Workers as actors of a Ray cluster: a running one, or one that is started here."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _JOINING = threading.Lock()
 _REFUSED = ("max_concurrency", "max_restarts", "name", "lifetime")
 
 
-class NodeActor:
-    """A process for a node; everything in it is called from outside."""
+class WorkerActor:
+    """A process for a worker; everything in it is called from outside."""
 
 
 class RayLauncher(Launcher):
@@ -41,8 +41,6 @@ class RayLauncher(Launcher):
 
     configs: what each actor takes of the cluster. max_concurrency: calls that it serves at a time.
     """
-
-    as_arrays = True
 
     def __init__(
         self,
@@ -68,62 +66,62 @@ class RayLauncher(Launcher):
             self.close(0.0)
             raise
 
-    def _start(self, nodes: Iterable[int]) -> None:
+    def _start(self, workers: Iterable[int]) -> None:
         """Start actors, and wait until the cluster has found a place for each."""
         import ray
 
         ready: dict[int, Future[Any]] = {}
-        for node in nodes:
-            config = self._configs[node]
+        for worker in workers:
+            config = self._configs[worker]
             # Ray's own default would fill the trainer's machine first.
             takes = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **config}
-            actor = ray.remote(NodeActor).options(**takes, max_concurrency=self._max_concurrency)
-            self._actors[node] = actor.remote()
-            ready[node] = self._actors[node].__ray_ready__.remote().future()
+            actor = ray.remote(WorkerActor).options(**takes, max_concurrency=self._max_concurrency)
+            self._actors[worker] = actor.remote()
+            ready[worker] = self._actors[worker].__ray_ready__.remote().future()
         wait(ready.values(), self._timeout)  # unlike `ray.wait`, it passes an interrupt on
-        if missing := [node for node, answer in ready.items() if not answer.done()]:
+        if missing := [worker for worker, answer in ready.items() if not answer.done()]:
             asked = self._configs[missing[0]]
             free = {name: n for name, n in ray.available_resources().items() if ":" not in name}
             raise TimeoutError(
-                f"Ray found no place for collector {', '.join(map(str, missing))} within "
+                f"Ray found no place for worker {', '.join(map(str, missing))} within "
                 f"start_timeout={self._timeout:g} s; each asks for {asked or '1 CPU'}, and {free} "
                 "are free"
             )
-        for node, answer in ready.items():
+        for worker, answer in ready.items():
             answer.result()
-            self._engine.replace(node, self._actors[node])
+            self._engine.replace(worker, self._actors[worker])
 
-    def replace(self, node: int) -> None:
+    def replace(self, worker: int) -> None:
         """End the actor, and start another; again if Ray put it on a machine that was lost."""
         from ray.exceptions import RayActorError
 
-        self._remove(node)
+        self._remove(worker)
 
         if not is_connected():
             raise CannotReplace(LEFT)
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                self._start([node])
+                self._start([worker])
                 return
             except BaseException as error:
-                self._remove(node)  # else Ray may start it later
+                self._remove(worker)  # else Ray may start it later
                 if not isinstance(error, RayActorError) or time.monotonic() > deadline:
                     raise
 
-    def _remove(self, node: int) -> None:
+    def _remove(self, worker: int) -> None:
         """End the actor with this number."""
         import ray
 
-        actor = self._actors.pop(node, None)
+        actor = self._actors.pop(worker, None)
         if actor is not None and is_connected():
             with contextlib.suppress(Exception):  # it may be dead already
                 ray.kill(actor, no_restart=True)
-        self._engine.replace(node, None)
+        self._engine.replace(worker, None)
 
     def close(self, timeout: float) -> None:
-        for node in list(self._actors):
-            self._remove(node)
+        for worker in list(self._actors):
+            self._remove(worker)
         with _JOINING:
             membership, self._membership = self._membership, None
             if membership is not None:
@@ -234,7 +232,7 @@ class ClusterOptions:
         this process is connected to, or one that is started here and ended with its last collector.
     ray_init_config: further arguments of `ray.init`.
     remote_configs: options of an actor, such as `num_cpus`, `num_gpus`, `resources` and
-        `scheduling_strategy`; one for all, or a list with one for each collector.
+        `scheduling_strategy`; one for all, or a list with one for each worker.
     """
 
     address: str | None = None
@@ -251,7 +249,7 @@ class RayArguments(RemoteArguments, ClusterOptions):
 
 
 class RayCollector(RemoteCollector):
-    """Collectors in actors of a Ray cluster, as `ClusterOptions` say."""
+    """Workers in actors of a Ray cluster, as `ClusterOptions` say."""
 
     kind = "RayCollector"
     _scheme_class = RayWeightSyncScheme
@@ -268,12 +266,10 @@ class RayCollector(RemoteCollector):
                     raise ValueError(f"remote_configs: {name} is set by the collector")
         super().__init__(create_env_fn, policy, **options)
 
-    def _launch(self, num_nodes: int) -> Launcher:
-        calls = self.remote.num_workers_per_collector * (1 + self.options.batches_ahead)
+    def _launch(self) -> Launcher:
         return RayLauncher(
-            per_worker(self._configs, num_nodes, "remote_configs"),
+            per_worker(self._configs, self.num_workers, "remote_configs"),
             address=self._address,
             init_config=self._init_config,
             timeout=self.options.start_timeout,
-            max_concurrency=MAX_CONCURRENCY + calls,
         )

@@ -11,7 +11,7 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks(NamedTuple):
-    """The rank of this process and the number of ranks. Rank 0 trains; rank i + 1 is node i."""
+    """The rank of this process and the number of ranks. Rank 0 trains; rank i + 1 is worker i."""
 
     rank: int
     world_size: int
@@ -45,12 +45,12 @@ class Ranks(NamedTuple):
         )
 
     @property
-    def num_nodes(self) -> int:
+    def num_workers(self) -> int:
         return self.world_size - 1
 
     @property
-    def node(self) -> int:
-        """The number of this process among the nodes."""
+    def worker(self) -> int:
+        """The number of this process among the workers."""
         return self.rank - 1
 
     def own_port(self) -> int:

@@ -12,7 +12,7 @@ import math
 import mmap
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -112,6 +112,10 @@ class FrameLayout:
             Field(("next", *field.key), self.num_steps, field.shape, field.dtype)
             for field in self.observations
         )
+
+    def plain(self) -> FrameLayout:
+        """The same without what was computed from it, to be sent."""
+        return replace(self)
 
     def shape(self, field: Field) -> tuple[int, ...]:
         return (field.rows, self.num_envs, *field.shape)

@@ -1,11 +1,10 @@
-"""The trainer's end of one worker: a process on this machine, or a node on another one.
+"""The trainer's end of one worker: a process on this machine, or on another one.
 
     pool                                handle                           worker
     ----                                ------                           ------
     start(spec)                    ->   start it                    ->   make policy, environments
                                    <-   Hello                       <-
-    meet()                         ->   have it take version 0
-                                   <-   Met                         <-
+                                   <-   Met                         <-    takes version 0
     order(serial, versions)        ->   one batch, please           ->   collect
                                    <-   Filled                      <-
     ask(number, method, args)      ->   between two steps: do this  ->   do it
@@ -86,7 +85,6 @@ class WorkerHandle(ABC):
 
     def __init__(self, index: int, spec: Any, trajectories: Trajectories, device: str):
         self.index = index
-        self.receiver = index  # of the schemes' versions for this worker
         self.spec = spec
         self.trajectories = trajectories
         self.device = device
@@ -128,16 +126,6 @@ class WorkerHandle(ABC):
     @abstractmethod
     def start(self, spec: Any) -> None:
         """Start the worker that `spec` describes; returns at once."""
-
-    def meet(self) -> None:
-        """Have the worker connect its schemes, if it does not do so by itself."""
-
-    def is_connected(self) -> bool:
-        """Whether the receiver that serves it is connected already, as that of a node may be."""
-        return False
-
-    def note_connected(self) -> None:
-        """Its receiver has been connected."""
 
     @abstractmethod
     def order(self, serial: int, versions: Mapping[str, int]) -> None:

@@ -254,7 +254,7 @@ class WorkerPool:
         others = {}
         with self.news:
             for handle in self.handles:
-                failure = error.failures.get(handle.receiver)
+                failure = error.failures.get(handle.index)
                 if failure is None or handle.generation != generations.get(handle.index):
                     continue
                 if isinstance(failure, lost):
@@ -320,7 +320,7 @@ class WorkerPool:
                 handle.moved_at = awake_s()  # until now it owed nothing
             handle.serial += 1
             handle.ordered[handle.serial] = self.publisher.version
-            versions = dict(self.publisher.promised[handle.receiver])
+            versions = dict(self.publisher.promised[handle.index])
             self._send(handle, lambda: handle.order(handle.serial, versions))
 
     def versions_under_way(self) -> list[int]:

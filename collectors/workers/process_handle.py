@@ -93,7 +93,6 @@ class ProcessHandle(WorkerHandle):
         self._made_before = 0  # frames of the batches that have come
         setup = Setup(
             worker_idx=self.index,
-            receiver=self.receiver,
             trainer_pid=os.getpid(),
             pipe=far,
             counters=self.counters,

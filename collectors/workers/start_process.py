@@ -1,4 +1,4 @@
-"""How worker and node processes begin and end: they ignore Ctrl-C, and end with the trainer."""
+"""How processes of workers begin and end: they ignore Ctrl-C, and end with the trainer."""
 
 from __future__ import annotations
 

@@ -37,9 +37,6 @@ def _spec(handle: WorkerHandle) -> Any:
 
 def connect(pool: Any, handles: Sequence[WorkerHandle]) -> None:
     """Meet the workers' receivers; the worker's own error comes before the scheme's."""
-    receivers = sorted({one.receiver for one in handles if not one.is_connected()})
-    for handle in handles:
-        handle.meet()
     schemes = [
         scheme
         for scheme in pool.publisher.schemes.values()
@@ -48,14 +45,12 @@ def connect(pool: Any, handles: Sequence[WorkerHandle]) -> None:
     try:
         for scheme in schemes:
             for handle in handles:
-                scheme.describe_worker(handle.receiver, handle.described)
-            if len(receivers) == scheme.num_workers:
+                scheme.describe_worker(handle.index, handle.described)
+            if len(handles) == scheme.num_workers:
                 scheme.connect()
                 continue
-            for receiver in receivers:
-                scheme.connect(worker_idx=receiver)
-        for handle in handles:
-            handle.note_connected()
+            for handle in handles:
+                scheme.connect(worker_idx=handle.index)
     except WorkerError:
         pool.wait(lambda: bool(failures_of(handles)), 0.5)
         if failures := failures_of(handles):

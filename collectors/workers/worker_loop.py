@@ -66,7 +66,6 @@ class Setup:
     """The arguments of a worker's process."""
 
     worker_idx: int
-    receiver: int  # its number among the receivers of the schemes
     trainer_pid: int
     pipe: Pipe
     counters: SharedCounters
@@ -155,8 +154,9 @@ class Worker:
             seed=spec.seeds.factory(),
         )
         self.num_steps = steps_of(spec.frames, environments.num_envs)
+        schemes = self._receiving_schemes()
         self.pipe.send(Hello(environments.num_envs, str(environments)))
-        self.receiver = self._connect()
+        self.receiver = self._connect(schemes)
         acting = None
         if self.policy is not None:
             observations, device = environments.observations, spec.policy_device
@@ -176,8 +176,8 @@ class Worker:
             self.rollout.plan(self.num_steps)  # calls the policy, for the first time
         self.pipe.send(Met())
 
-    def _connect(self) -> WeightReceiver:
-        """Take version 0."""
+    def _receiving_schemes(self) -> dict[str, WeightSyncScheme]:
+        """The schemes by model, ready for the trainer, which meets whoever has said hello."""
         schemes = {
             model_id: scheme
             for model_id, scheme in self._setup.schemes.items()
@@ -185,16 +185,19 @@ class Worker:
         }
         for model_id, scheme in schemes.items():
             model = find_model(self.policy, model_id)
-            receiver = self._setup.receiver
-            scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=receiver)
+            index = self._setup.worker_idx
+            scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=index)
             # The trainer comes when the slowest worker is ready.
             scheme.connect_timeout = max(
                 scheme.connect_timeout, self.spec.options["start_timeout"] + self._timeout
             )
+        return schemes
+
+    def _connect(self, schemes: Mapping[str, WeightSyncScheme]) -> WeightReceiver:
+        """Take version 0."""
+        for scheme in schemes.values():
             scheme.connect(background=False)
-        if not schemes:
-            return WeightReceiver()
-        return SchemeReceiver(schemes, self._setup.version_base)
+        return SchemeReceiver(schemes, self._setup.version_base) if schemes else WeightReceiver()
 
     def run(self) -> None:
         """Fill blocks as they are ordered, until `_Stop`."""

@@ -27,7 +27,7 @@ import harness
 from harness.errors import ConfigError
 from harness.files import DEEPEST, parse_yaml
 from harness.options.base import defaults, mappings
-from harness.options.collectors import nodes_started
+from harness.options.collectors import workers_started
 from harness.options.run import CommandConfig, EnvConfig, RunConfig
 from harness.registry import GROUPS, load_plugins, objectives
 
@@ -326,4 +326,4 @@ OmegaConf.register_new_resolver("lockstep.vtrace", needs_vtrace, replace=True)
 OmegaConf.register_new_resolver("lockstep.product", lambda *n: math.prod(n), replace=True)
 OmegaConf.register_new_resolver("lockstep.job_name", job_name, replace=True)
 OmegaConf.register_new_resolver("lockstep.file_name", file_name, replace=True)
-OmegaConf.register_new_resolver("lockstep.nodes", nodes_started, replace=True)
+OmegaConf.register_new_resolver("lockstep.workers", workers_started, replace=True)

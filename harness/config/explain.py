@@ -19,7 +19,7 @@ from harness import COMMANDS
 from harness.config.compose import CONF
 from harness.errors import ConfigError, install_command, nearest, show, suggest
 from harness.files import parse_yaml
-from harness.options.base import UnknownOption, join, paths
+from harness.options.base import GONE, UnknownOption, join, paths
 from harness.options.run import CommandConfig, EnvConfig, RunConfig
 from harness.registry import GROUPS
 
@@ -172,6 +172,8 @@ def where(path: str, key: str, known: Sequence[str] = (), *, chosen: str = "") -
     """
     options = known_options()
     full = f"{path}.{key}" if path else key
+    if full in GONE:
+        return f"there is no such option; {GONE[full]}"
     if full in options:
         return f"{chosen or 'the chosen part'} has no such option; it is one of " + ", ".join(
             options[full]

@@ -208,7 +208,7 @@ def _check_evaluation(config: Config) -> None:
 
 def _check_devices(config: Config) -> None:
     devices = config.collector.devices
-    is_here = not config.collector.nodes  # else only its host can tell
+    is_here = not config.collector.is_remote  # else only its host can tell
     policy = devices.policy if isinstance(devices.policy, list) else [devices.policy]
     _check_device("device", config.device)
     _check_device("collector.devices.storing", devices.storing)

@@ -16,12 +16,13 @@ from omegaconf import OmegaConf
 from harness.config.compose import parsed
 from harness.errors import ConfigError
 from harness.files import MOST_BYTES_YAML, DamagedError, parse_yaml, read_text
+from harness.options.base import GONE
 from harness.options.run import CommandConfig
 
 # What a checkpoint holds the state of: a resumed run goes on with these as they were.
 KEPT = (
     *("seed", "algo.name", "model.name"),
-    *("collector.name", "collector.num_workers", "collector.remote.num_collectors"),
+    *("collector.name", "collector.num_workers"),
 )
 
 
@@ -93,7 +94,22 @@ def read_options(directory: Path) -> dict[str, Any]:
         raise ConfigError(str(error)) from None
     if not isinstance(options, dict):
         raise ConfigError(f"{file} holds no options")
-    return {str(key): value for key, value in options.items() if key not in ("defaults", "hydra")}
+    options = {str(key): one for key, one in options.items() if key not in ("defaults", "hydra")}
+    for name in GONE:
+        _drop_unset(options, name)
+    return options
+
+
+def _drop_unset(options: dict[str, Any], name: str) -> None:
+    """Remove an option that is gone where it was null; another value is refused with the rest."""
+    *groups, key = name.split(".")
+    for group in groups:
+        inner = options.get(group)
+        if not isinstance(inner, dict):
+            return
+        options = inner
+    if key in options and options[key] is None:
+        del options[key]
 
 
 def trusted_options(

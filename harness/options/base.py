@@ -105,12 +105,20 @@ def _comments(cls: type) -> dict[str, str]:
 # -- plain data becomes options
 
 
+# Options of earlier versions, by their dotted names: what to do instead.
+GONE = {
+    "collector.remote.num_collectors": "each worker is a process of its own: set "
+    "collector.num_workers",
+}
+
+
 class UnknownOption(ConfigError):
     """A key that no dataclass has; `known` are the options beside it."""
 
     def __init__(self, path: str, key: str, value: Any, known: list[str]):
         self.path, self.key, self.value, self.known = path, key, value, known
-        hint = suggest(key, known, prefix=f"{path}." if path else "")
+        instead = suggest(key, known, prefix=f"{path}." if path else "")
+        hint = GONE.get(join(path, key), instead)
         super().__init__(f"{join(path, key)}={show(value)}: there is no such option; {hint}")
 
 

@@ -65,9 +65,9 @@ class CollectorConfig(Options):
         return "in this process"
 
     @property
-    def nodes(self) -> int:
-        """How many nodes the workers are spread over; 0 if all run on this machine."""
-        return 0
+    def is_remote(self) -> bool:
+        """Whether workers may be on other machines."""
+        return False
 
     @property
     def workers_of_a_batch(self) -> int:
@@ -128,14 +128,12 @@ class CollectorConfig(Options):
         self._check_frames(config.env.num_envs)
         if self.cudagraph_policy and "cuda" not in str(self.devices.policy):
             raise ConfigError("collector.cudagraph_policy=true needs collector.devices.policy=cuda")
-        if isinstance(self.devices.policy, list):
-            places, who = (self.nodes, "hosts") if self.nodes else (self.workers, "workers")
-            if len(self.devices.policy) != places:
-                raise ConfigError(
-                    f"collector.devices.policy=[{','.join(self.devices.policy)}] names "
-                    f"{len(self.devices.policy)} devices for {places} {who}: name one, or as many "
-                    f"as there are {who}"
-                )
+        devices = self.devices.policy
+        if isinstance(devices, list) and len(devices) != self.workers:
+            raise ConfigError(
+                f"collector.devices.policy=[{','.join(devices)}] names {len(devices)} devices for "
+                f"{self.workers} workers: name one, or as many as there are workers"
+            )
 
     def _check_frames(self, num_envs: int) -> None:
         """Each environment gives the same number of frames to a batch."""
@@ -257,36 +255,34 @@ class MultiAsyncConfig(WorkersConfig):
 
 
 @dataclass
-class NodesConfig(Options):
-    """The number of nodes, and how they contribute to a batch."""
+class RemoteConfig(Options):
+    """Workers on other machines: each is a process of its own."""
 
     group: ClassVar[str] = "collector.remote"
 
-    # nodes, over which the workers are spread evenly; null: one per worker, or one per rank
-    num_collectors: Count | None = None
-    asynchronous: bool = False  # whether each node collects at its own pace, not all together
-    start_timeout_s: Seconds = 120.0  # until all nodes have their environments and weights
+    asynchronous: bool = False  # whether each worker collects at its own pace, not all together
+    start_timeout_s: Seconds = 120.0  # until all workers have their environments and weights
 
 
 @dataclass
-class JoiningConfig(NodesConfig):
-    """Nodes that connect to the trainer: who starts them, and the trainer's address."""
+class JoiningConfig(RemoteConfig):
+    """Workers that connect to the trainer: who starts them, and the trainer's address."""
 
-    # local: start the nodes here; env: torchrun or a script started them; null: detect which
+    # local: start the workers here; env: torchrun or a script started them; null: detect which
     launcher: Literal["local", "env"] | None = None
-    host: str = "127.0.0.1"  # launcher=local: the address at which nodes reach the trainer
+    host: str = "127.0.0.1"  # launcher=local: the address at which workers reach the trainer
     port: Port = 0  # launcher=local: its port; 0: a free one
     address: str | None = None  # the address that this process's connections bind to; null: host
 
 
 @dataclass
-class RayConfig(NodesConfig):
-    """The Ray cluster, and the resources that each node reserves."""
+class RayConfig(RemoteConfig):
+    """The Ray cluster, and the resources that each worker reserves."""
 
     address: str | None = None  # a running cluster: auto or host:port; null: start one here
     num_cpus: NonNegative = 1.0  # CPUs to reserve for each worker
-    num_gpus: NonNegative = 0.0  # GPUs to reserve for each node
-    # other resources of the cluster to reserve for each node
+    num_gpus: NonNegative = 0.0  # GPUs to reserve for each worker
+    # other resources of the cluster to reserve for each worker
     resources: dict[str, float] = field(default_factory=dict)
 
 
@@ -296,8 +292,8 @@ def ranks() -> int | None:
     return int(size) if "RANK" in os.environ and size.isdigit() else None
 
 
-def nodes_started(otherwise: int) -> int:
-    """One node for each rank besides the trainer's; without ranks, `otherwise`."""
+def workers_started(otherwise: int) -> int:
+    """One worker for each rank besides the trainer's; without ranks, `otherwise`."""
     return max(1, (ranks() or otherwise + 1) - 1)
 
 
@@ -305,21 +301,21 @@ def nodes_started(otherwise: int) -> int:
 class RemoteCollectorConfig(WorkersConfig):
     """Options of collectors whose workers are on other machines."""
 
-    frames_per_batch: Count = 1024  # of all nodes together; remote.asynchronous: of one
-    batches_ahead: Count = 2  # remote.asynchronous: that a node may finish before one is taken
-    remote: NodesConfig = field(default_factory=NodesConfig)
+    frames_per_batch: Count = 1024  # of all workers together; remote.asynchronous: of one
+    batches_ahead: Count = 2  # remote.asynchronous: that a worker may finish before one is taken
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
 
     @property
-    def nodes(self) -> int:
-        return self.remote.num_collectors or self.num_workers
+    def is_remote(self) -> bool:
+        return True
 
     @property
     def place(self) -> str:
-        return f"on this machine (nodes: {self.nodes})"
+        return "on this machine"
 
     @property
     def workers_of_a_batch(self) -> int:
-        return self.num_workers // self.nodes if self.asynchronous else self.num_workers
+        return 1 if self.asynchronous else self.num_workers
 
     @property
     def asynchronous(self) -> bool:
@@ -327,8 +323,7 @@ class RemoteCollectorConfig(WorkersConfig):
 
     def arguments(self, config: Any) -> dict[str, Any]:
         arguments = super().arguments(config) | {
-            "num_collectors": self.nodes,
-            "num_workers_per_collector": self.num_workers // self.nodes,
+            "num_collectors": self.num_workers,
             "sync": not self.remote.asynchronous,
             "start_timeout": self.remote.start_timeout_s,
         }
@@ -336,12 +331,6 @@ class RemoteCollectorConfig(WorkersConfig):
         return arguments | (self.pacing(config, self.batches_ahead) if self.asynchronous else {})
 
     def check(self, config: Any) -> None:
-        if self.num_workers % self.nodes:
-            near = -(-self.num_workers // self.nodes) * self.nodes
-            raise ConfigError(
-                f"collector.num_workers={self.num_workers} cannot be spread evenly over "
-                f"collector.remote.num_collectors={self.nodes}; the nearest that can is {near}"
-            )
         super().check(config)
         if self.batches_ahead != 2 and not self.asynchronous:
             raise ConfigError(
@@ -353,26 +342,20 @@ class RemoteCollectorConfig(WorkersConfig):
 
 @dataclass
 class JoiningCollectorConfig(RemoteCollectorConfig):
-    """Options of collectors whose nodes connect to the trainer."""
+    """Options of collectors whose workers connect to the trainer."""
 
-    # rollout workers on all nodes
-    num_workers: Workers = field(default=2, metadata=linked("${lockstep.nodes:2}"))
+    # rollout workers on all machines; with ranks, one for each but the trainer's
+    num_workers: Workers = field(default=2, metadata=linked("${lockstep.workers:2}"))
     remote: JoiningConfig = field(default_factory=JoiningConfig)
 
     @property
     def joins_ranks(self) -> bool:
-        """Whether the nodes are ranks that a launcher, such as torchrun, has started."""
+        """Whether the workers are ranks that a launcher, such as torchrun, has started."""
         return self.remote.launcher != "local" and bool(ranks())
 
     @property
-    def nodes(self) -> int:
-        if self.remote.num_collectors is None and self.joins_ranks:
-            return nodes_started(1)
-        return super().nodes
-
-    @property
     def place(self) -> str:
-        return f"on other hosts (nodes: {self.nodes})" if self.joins_ranks else super().place
+        return "in other ranks" if self.joins_ranks else super().place
 
     def arguments(self, config: Any) -> dict[str, Any]:
         where = ("launcher", "host", "port", "address")
@@ -392,16 +375,17 @@ class JoiningCollectorConfig(RemoteCollectorConfig):
                     "WORLD_SIZE=1: rank 0 trains and the others collect; start at least two "
                     "processes"
                 )
-            if self.nodes != started - 1:
+            if self.num_workers != started - 1:
                 raise ConfigError(
-                    f"WORLD_SIZE={started}, so there are {started - 1} hosts, not "
-                    f"{self.nodes}: use collector.remote.num_collectors={started - 1}"
+                    f"WORLD_SIZE={started}, so there are {started - 1} workers, not "
+                    f"{self.num_workers}: omit collector.num_workers, or start "
+                    f"{self.num_workers + 1} processes (each rank but the trainer's is a worker)"
                 )
 
 
 @dataclass
 class DistributedCollectorConfig(JoiningCollectorConfig):
-    """Workers on nodes over torch.distributed, started by this command, torchrun or SLURM."""
+    """Workers elsewhere over torch.distributed, started by this command, torchrun or SLURM."""
 
     scheme: ClassVar[str | None] = "distributed"
 
@@ -410,7 +394,7 @@ class DistributedCollectorConfig(JoiningCollectorConfig):
 
 @dataclass
 class RPCCollectorConfig(JoiningCollectorConfig):
-    """Workers on nodes over torch's RPC, started by this command, torchrun or SLURM."""
+    """Workers elsewhere over torch's RPC, started by this command, torchrun or SLURM."""
 
     scheme: ClassVar[str | None] = "rpc"
 
@@ -434,7 +418,7 @@ class RayCollectorConfig(RemoteCollectorConfig):
 
     def arguments(self, config: Any) -> dict[str, Any]:
         takes = {
-            "num_cpus": self.remote.num_cpus * (self.num_workers // self.nodes),
+            "num_cpus": self.remote.num_cpus,
             "num_gpus": self.remote.num_gpus,
             "resources": self.remote.resources,
         }

@@ -298,7 +298,7 @@ class MultiProcessConfig(SendingConfig):
 
 @dataclass
 class DistributedConfig(SendingConfig):
-    """Sent to each node once over torch.distributed; the node's workers share it."""
+    """Sent to each worker over torch.distributed."""
 
     collector: ClassVar[str | None] = "distributed"
 
@@ -307,7 +307,7 @@ class DistributedConfig(SendingConfig):
 
 @dataclass
 class RPCConfig(SendingConfig):
-    """Sent to each node once over torch's RPC; the node's workers share it."""
+    """Sent to each worker over torch's RPC."""
 
     collector: ClassVar[str | None] = "rpc"
 
@@ -316,7 +316,7 @@ class RPCConfig(SendingConfig):
 
 @dataclass
 class RaySyncConfig(SendingConfig):
-    """Put into Ray's object store, which sends each version to each node once."""
+    """Put into Ray's object store, which sends each version to each machine once."""
 
     collector: ClassVar[str | None] = "ray"
 

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 import run
-from harness.errors import ImpossiblePair
+from harness.config.stored import read_options
+from harness.errors import ConfigError, ImpossiblePair
 from harness.files import read_json
 from harness.options.base import build
-from harness.options.collectors import RayCollectorConfig
+from harness.options.collectors import RayCollectorConfig, RPCCollectorConfig
 from harness.run.checkpoints import Checkpoints
 from harness.run_comparison import compare_records, compare_weights
 from tests.collectors.remote.support import EACH
@@ -61,16 +62,16 @@ def of(kind: str) -> tuple[str, str]:
         ((*of("rpc"), "collector.remote.launcher=slurm"), "expected one of local, env"),
         ((*of("rpc"), "collector.remote.launcher=env"), "start it with torchrun"),
         (
-            (*of("rpc"), "collector.num_workers=5", "collector.remote.num_collectors=2"),
-            "cannot be spread evenly over collector.remote.num_collectors=2; the nearest that can "
-            "is 6",
+            (*of("rpc"), "collector.remote.num_collectors=2"),
+            "there is no such option; each worker is a process of its own: set "
+            "collector.num_workers",
         ),
         ((*of("rpc"), "collector.preemptive_threshold=0.5"), "it is one of collector=multi_sync"),
         (
             (*of("rpc"), "collector.frames_per_batch=100"),
             "cannot be divided among 2 workers with 8",
         ),
-        ((*of("rpc"), "collector.devices.policy=[cpu,cpu,cpu]"), "3 devices for 2 hosts"),
+        ((*of("rpc"), "collector.devices.policy=[cpu,cpu,cpu]"), "3 devices for 2 workers"),
     ],
 )
 def test_what_cannot_work_between_machines_is_refused_with_a_reason(overrides, reason):
@@ -95,24 +96,31 @@ def test_the_collectors_ablation_leaves_out_what_cannot_go_together():
     assert taken == [("shared_mem", "multi_sync"), ("rpc", "rpc")]
 
 
-def test_workers_are_spread_over_the_ranks_that_there_are(monkeypatch):
+def test_each_rank_but_the_trainers_is_a_worker(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     config = config_of(*of("distributed"), "collector.frames_per_batch=960")
-    assert (config.collector.num_workers, config.collector.nodes) == (3, 3)
-    found = error_of(*of("distributed"), "collector.num_workers=4")
-    assert "cannot be spread evenly over collector.remote.num_collectors=3" in found
-    found = error_of(
-        *of("distributed"), "collector.num_workers=2", "collector.remote.num_collectors=2"
+    assert config.collector.num_workers == 3
+    error = error_of(*of("distributed"), "collector.num_workers=4")
+    assert "WORLD_SIZE=4, so there are 3 workers, not 4: omit collector.num_workers" in error
+
+
+def test_an_actor_reserves_the_cpus_of_one_worker():
+    options = build(
+        RayCollectorConfig, {"num_workers": 6, "remote": {"num_cpus": 0.5}}, "collector"
     )
-    assert "WORLD_SIZE=4, so there are 3 hosts" in found
-
-
-def test_a_ray_node_reserves_cpus_for_each_of_its_workers():
-    remote = {"num_collectors": 2, "num_cpus": 0.5}
-    options = build(RayCollectorConfig, {"num_workers": 6, "remote": remote}, "collector")
     config = SimpleNamespace(algo=SimpleNamespace(random_frames=0))
-    assert options.arguments(config)["remote_configs"]["num_cpus"] == 1.5
+    assert options.arguments(config)["remote_configs"]["num_cpus"] == 0.5
+
+
+def test_a_stored_run_without_a_number_of_collectors_can_be_read_and_another_is_refused(tmp_path):
+    for value, is_refused in (("null", False), ("2", True)):
+        text = f"collector: {{name: rpc, remote: {{num_collectors: {value}}}}}"
+        (tmp_path / "config.yaml").write_text(text)
+        remote = read_options(tmp_path)["collector"]["remote"]
+        assert ("num_collectors" in remote) == is_refused
+    with pytest.raises(ConfigError, match=r"=2: there is no such option; .* collector.num_workers"):
+        build(RPCCollectorConfig, {"remote": remote}, "collector")
 
 
 def test_devices_of_hosts_are_not_looked_for_here():
@@ -121,14 +129,14 @@ def test_devices_of_hosts_are_not_looked_for_here():
 
 
 @pytest.mark.parametrize("kind", ["distributed", "rpc"])
-@pytest.mark.parametrize(("ranks", "workers"), [(3, 16), (5, 64)])
-def test_the_ranks_of_the_pages_examples_have_a_host_a_node(kind, ranks, workers, monkeypatch):
+@pytest.mark.parametrize(("machines", "each"), [(3, 8), (5, 16)])
+def test_the_ranks_of_the_pages_examples_are_as_many_workers(kind, machines, each, monkeypatch):
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    config = config_of(*of(kind), f"collector.num_workers={workers}")
-    assert config.collector.nodes == ranks - 1
+    monkeypatch.setenv("WORLD_SIZE", str(machines * each))
+    config = config_of(*of(kind), f"collector.frames_per_batch={(machines * each - 1) * 64}")
+    assert config.collector.num_workers == machines * each - 1
     page = (ROOT / "docs/cluster.md").read_text()
-    assert f"collector=distributed sync=distributed collector.num_workers={workers}" in page
+    assert f"collector.frames_per_batch={(machines * each - 1) * 64}" in page
 
 
 # -- what runs
@@ -139,7 +147,7 @@ def test_a_short_run_has_what_every_run_has_and_the_bits_of_a_run_of_one_machine
     status, directory = start(*SMALL, *of(kind))
     assert status == 0
     if kind == "distributed":
-        line = "gloo, 2 workers on this machine (nodes: 2), float32, added lag 0"
+        line = "gloo, 2 workers on this machine, float32, added lag 0"
         assert f"sync: {line}\n" in capfd.readouterr().out
     summary = read_json(directory / "summary.json")
     assert summary["frames"] == 384

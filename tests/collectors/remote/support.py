@@ -50,4 +50,4 @@ def build(kind: str, env: str = "sync_same_step", *, sync: bool = True, **option
 
 def host_pids(collector: Any) -> list[int]:
     """The processes of the hosts, which are on this machine."""
-    return [node.pid for node in collector.nodes]
+    return [handle.pid for handle in collector.pool.handles]

@@ -34,7 +34,11 @@ REFUSED = [
     ({"num_collectors": 1.5}, TypeError, "num_collectors=1.5: it must be a whole number"),
     ({"num_workers": 2}, ValueError, "num_workers_per_collector=2"),
     ({"sync": 1}, TypeError, "sync=1: it must be True or False"),
-    ({"collector_class": dict}, ValueError, "a host runs a Collector, a MultiSyncCollector"),
+    (
+        {"collector_class": dict},
+        ValueError,
+        "expected Collector, MultiSyncCollector or MultiAsyncCollector",
+    ),
     (
         {"collector_class": Collector, "num_workers_per_collector": 2},
         ValueError,

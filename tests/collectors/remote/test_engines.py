@@ -143,7 +143,7 @@ def test_ray_collectors_that_find_no_place_say_what_they_asked_for():
             remote_configs={"resources": {"moon": 1}},
             start_timeout=0.5,
         )
-    assert "Ray found no place for collector 0 within start_timeout=0.5 s" in str(raised.value)
+    assert "Ray found no place for worker 0 within start_timeout=0.5 s" in str(raised.value)
     assert "each asks for {'resources': {'moon': 1}}" in str(raised.value)
 
 

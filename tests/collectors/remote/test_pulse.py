@@ -1,7 +1,8 @@
-"""What the pulse may take for a failure of a host, and what it may not."""
+"""What the answers of a remote worker's process may come to: late, out of order, or not at all."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from collectors.remote import node as far
+from collectors.remote import host
 from collectors.remote.base import RemoteCollector
 from collectors.remote.launcher import Launcher
 from sync import RPCWeightSyncScheme, WorkerRaised
@@ -38,31 +39,33 @@ def test_a_pause_may_be_longer_than_what_counts_as_hanging():
 
 
 class Scripted(Threads):
-    """Hosts are threads of this process; the next answer that a thread of some name asks for comes
-    when it is let go."""
+    """Workers are threads of this process. The next call of `delayed` runs, or its answer comes,
+    when it is released; the next call of `failing` fails."""
 
-    asker = "nobody"
-    awaits = "report"
-    fault = ""
+    delayed = failing = None
+    before_it_runs = False
 
     def __init__(self):
         super().__init__()
-        self.held_back = threading.Event()
-        self.let_go = threading.Event()
+        self.is_held = threading.Event()
+        self.is_released = threading.Event()
 
     def call(self, peer, function, *args):
-        answer = super().call(peer, function, *args)
-        asked = threading.current_thread().name == self.asker and self.awaits in args
-        if not asked:
-            return answer
-        self.asker = "nobody"
         late = Future()
+        if function is self.failing:
+            self.failing = None
+            late.set_exception(RuntimeError("cannot be called"))
+            return late
+        if function is not self.delayed:
+            return super().call(peer, function, *args)
+        self.delayed = None
+        call = functools.partial(super().call, peer, function, *args)
 
         def answer_late():
-            reply = answer.result()
-            self.held_back.set()
-            self.let_go.wait(30.0)
-            late.set_result(reply)
+            answer = None if self.before_it_runs else call().result()
+            self.is_held.set()
+            self.is_released.wait(30.0)
+            late.set_result(call().result() if self.before_it_runs else answer)
 
         self.late = threading.Thread(target=answer_late, daemon=True)
         self.late.start()
@@ -70,22 +73,16 @@ class Scripted(Threads):
 
     def release(self):
         """Let the late answer go, and wait until whoever asked has it."""
-        self.let_go.set()
+        self.is_released.set()
         self.late.join(30.0)
 
-    def gone(self, peer):
-        if self.fault and threading.current_thread().name == "lockstep-pulse":
-            fault, self.fault = self.fault, ""
-            raise RuntimeError(fault)
-        return super().gone(peer)
 
-
-class HereFleet(Launcher):
+class HereLauncher(Launcher):
     def __init__(self):
         self.engine = Scripted()
 
-    def replace(self, host):
-        far.close_all()
+    def replace(self, worker):
+        host.close_all()
 
     def close(self, timeout):
         self.engine.close()
@@ -95,8 +92,8 @@ class HereCollector(RemoteCollector):
     kind = "RPCCollector"
     _scheme_class = RPCWeightSyncScheme
 
-    def _launch(self, num_hosts):
-        return HereFleet()
+    def _launch(self):
+        return HereLauncher()
 
 
 def here(*, sync=True, **options):
@@ -106,16 +103,14 @@ def here(*, sync=True, **options):
     )
 
 
-@pytest.mark.parametrize("asker", ["MainThread", "lockstep-pulse"])
-def test_a_report_from_before_a_host_was_replaced_does_not_count_afterwards(asker):
+@pytest.mark.parametrize("delayed", [host.report_of, host.events_of])
+def test_a_report_from_before_a_worker_was_replaced_does_not_count_afterwards(delayed):
     with here() as collector:
         gather(collector, 3)
         handle, engine = collector.pool.handles[0], collector.launcher.engine
-        for _ in range(9):  # its accounts are numbered, and so are its successor's
-            collector.stats()
-        engine.asker = asker
+        engine.delayed = delayed
         collector.stats()
-        assert engine.held_back.wait(30.0)
+        assert engine.is_held.wait(30.0)
         handle.failure = WorkerRaised(0, "it raised meanwhile")
         gather(collector, 1)
         assert handle.generation == 1
@@ -130,31 +125,31 @@ def test_counts_that_arrive_late_do_not_replace_newer_ones():
     with here() as collector:
         gather(collector, 1)
         handle, engine = collector.pool.handles[0], collector.launcher.engine
-        engine.asker = "MainThread"
+        engine.delayed = host.report_of
         collector.stats()
-        assert engine.held_back.wait(30.0)
+        assert engine.is_held.wait(30.0)
         gather(collector, 2)
         engine.release()
         assert handle.reported_counts()["collected"] == 120
 
 
-def test_an_error_in_the_pulse_is_told_and_the_pulse_goes_on():
+def test_a_call_for_events_that_fails_is_named_and_the_worker_is_replaced():
     with here() as collector:
         for times in (1, 2):
-            collector.launcher.engine.fault = "cannot feel it"
+            collector.launcher.engine.failing = host.events_of
             wait_until(lambda: bool(collector.stats()) and bool(collector.pool.failed()))
-            assert "RuntimeError: cannot feel it" in str(collector.pool.handles[0].failure)
+            assert "RuntimeError: cannot be called" in str(collector.pool.handles[0].failure)
             gather(collector, 1)
             assert collector.stats()["restarts"] == times
 
 
-def test_batches_of_a_host_are_taken_in_their_order():
+def test_messages_reach_a_worker_in_their_order_although_calls_overtake_each_other():
     with here(sync=False) as collector:
         handle, engine = collector.pool.handles[0], collector.launcher.engine
-        engine.asker, engine.awaits = "MainThread", "collect"
-        gather(collector, 2)
-        assert engine.held_back.wait(30.0)  # the answer with the third batch
-        wait_until(lambda: handle.reported_counts()["collected"] == 160)
+        engine.before_it_runs, engine.delayed = True, host.send_to
+        gather(collector, 2)  # each orders another one
+        assert engine.is_held.wait(30.0)  # the order of the third; that of the fourth has come
         engine.release()
-        steps = torch.cat([collector.next()["observation"][0, :, 1] for _ in range(2)])
-        assert steps.tolist() == [frame % 13 for frame in range(80, 160)]
+        steps = torch.cat([collector.next()["observation"][0, :, 1] for _ in range(3)])
+        assert steps.tolist() == [frame % 13 for frame in range(80, 200)]
+        assert handle.reported_counts()["collected"] >= 200
