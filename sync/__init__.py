@@ -16,9 +16,9 @@ from sync.compat import (
     VanillaLocalWeightUpdater,
 )
 from sync.effects.exact_lag import Lag
+from sync.effects.rounding import WIRES
 from sync.effects.slow_link import PRESETS, Link
 from sync.effects.tearing import Tear
-from sync.effects.wire import WIRES
 from sync.errors import WeightsDiffer, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.model.block import Layout, Snapshot
 from sync.model.strategy import WeightStrategy

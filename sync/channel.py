@@ -136,7 +136,7 @@ class SenderChannel(ABC):
 
     def moved_bytes(self, block: Snapshot) -> int:
         """How many bytes move when this block is published."""
-        return block.wire_bytes
+        return block.nbytes
 
     def due_ns(self) -> int | None:
         """When to call `poll` although no descriptor is readable, by `now_ns`; None if nothing is

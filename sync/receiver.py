@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sync.channel import APPLIED, FAILED, Answer, ReceiverChannel, now_ns
-from sync.effects.pipeline import Decoder
+from sync.effects.rounding import RoundingDecoder
 from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
 from sync.model.binding import Binding
 from sync.model.block import NEVER, Layout, Snapshot
@@ -46,7 +46,7 @@ class Receiver:
         zero_copy: bool = False,
         pass_on: Callable[[Any], None] | None = None,
         verifier: Verifier | None = None,
-        decoder: Decoder | None = None,
+        decoder: RoundingDecoder | None = None,
     ):
         self.channel = channel
         self.model = model

@@ -26,11 +26,11 @@ from numbers import Real
 from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 from sync.channel import ReceiverChannel, SenderChannel
-from sync.effects.exact_lag import Lag, Lagging
-from sync.effects.pipeline import Effect, Pipeline
+from sync.effects.exact_lag import Lag
+from sync.effects.pipeline import Pipeline
+from sync.effects.rounding import RoundingDecoder, RoundingEncoder, check_wire
 from sync.effects.slow_link import Link, SlowLinkSender
-from sync.effects.tearing import Tear, Tearing
-from sync.effects.wire import check_wire, make_decoder, make_encoder
+from sync.effects.tearing import Tear
 from sync.local.waiting import LONGEST_S
 from sync.model.block import NEVER, CheckFinite, Layout
 from sync.model.strategy import Weights, WeightStrategy
@@ -258,16 +258,18 @@ class WeightSyncScheme:
 
     def _open_pipeline(self, layout: Layout, num_workers: int) -> Pipeline:
         """The channel, and what happens to a version before it travels."""
-        encoder = make_encoder(self.wire, layout, num_workers, round_buffers=self.round_buffers)
+        encoder = RoundingEncoder.of(self.wire, layout, round_buffers=self.round_buffers)
         channel = self._make_sender(layout if encoder is None else encoder.layout, num_workers)
         if self.link is not None:
             channel = SlowLinkSender(channel, self.link)
-        effects: list[Effect] = []
-        if self.tear is not None:
-            effects.append(Tearing(self.tear, num_workers, self.first_version))
-        if self.lag is not None:
-            effects.append(Lagging(self.lag, num_workers, self.first_version))
-        return Pipeline(channel, layout, effects, encoder)
+        return Pipeline(
+            channel,
+            layout,
+            lag=self.lag,
+            tear=self.tear,
+            encoder=encoder,
+            first_version=self.first_version,
+        )
 
     def check_worker(self, worker_idx: Any) -> int:
         """The number of a worker, or a `ValueError` if there is no such worker."""
@@ -374,7 +376,7 @@ class WeightSyncScheme:
         self._leave_process()
         self.model_id = model_id or self.model_id
         self._remember(context)
-        decoder = make_decoder(self.wire, self._layout, round_buffers=self.round_buffers)
+        decoder = RoundingDecoder.of(self.wire, self._layout, round_buffers=self.round_buffers)
         layout = self._layout if decoder is None else decoder.layout
         self._receiver = Receiver(
             self._make_receiver(self._handout, layout, worker),

@@ -185,7 +185,7 @@ class Sender:
         pack_ns = (now_ns() - begun) // max(1, len(outgoing))
         for one in outgoing:
             begun, (block, workers) = now_ns(), one.parcel
-            self.pipeline.publish(one)
+            self.channel.publish(one.block, workers)
             nbytes, times = self.channel.moved_bytes(one.block), (pack_ns, now_ns() - begun)
             errors = one.max_error, one.relative_error
             self.stats.add(Sent(block.version, nbytes, *times, workers, *errors))
@@ -220,7 +220,7 @@ class Sender:
     def _collect(self) -> None:
         """Record the channel's answers, and send new processes the weights of their worker."""
         newcomers: set[int] = set()
-        for answer in self.pipeline.poll():
+        for answer in self.channel.poll():
             self.workers[answer.worker].book(answer)
             if answer.kind == JOINED:
                 newcomers.add(answer.worker)
@@ -229,8 +229,8 @@ class Sender:
         for worker in newcomers:  # once, although several processes may have come and gone
             record = self.workers[worker]
             if record.last is not None and record.last_block_is_intact():
-                for outgoing in self.pipeline.write(Parcel(record.last, [worker])):
-                    self.pipeline.publish(outgoing)
+                again = self.pipeline.write(Parcel(record.last, [worker]))
+                self.channel.publish(again.block, [worker])
 
     def settle(
         self, workers: Iterable[int], timeout: float | None = None, *, call: str = "send"

@@ -21,7 +21,7 @@ KEPT = 2_000  # how many sends, and answers of each worker, percentiles cover
 class Sent(NamedTuple):
     """One published block: the time to pack it, and then to hand it to the channel.
 
-    max_error, relative_error: the error of the wire format (`effects/pipeline.py`).
+    max_error, relative_error: the error of the wire format (`effects/rounding.py`).
     """
 
     version: int

@@ -55,7 +55,7 @@ class Version(NamedTuple):
     """A version on its way."""
 
     number: int
-    wire_bytes: int
+    nbytes: int
 
 
 class _Port:
@@ -76,7 +76,7 @@ class _Port:
         if self._busy:
             worker = next(iter(self._waiting))
             version = self._waiting.pop(worker)
-            end = self._clock.now + round(version.wire_bytes * 8e3 / self._mbps)
+            end = self._clock.now + round(version.nbytes * 8e3 / self._mbps)
             self._clock.at(end, self._sent, worker, version)
 
     def _sent(self, worker: int, version: Version) -> None:

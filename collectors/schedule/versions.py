@@ -47,7 +47,7 @@ class Versions:
         for block, workers in fresh:
             version = self._publisher.base + block.version
             self.blocks[version] = block
-            deliveries.append(Delivery(version, block.wire_bytes, workers))
+            deliveries.append(Delivery(version, block.nbytes, workers))
         return deliveries
 
     def copy(self) -> tuple[Any, Load]:

@@ -110,6 +110,10 @@ GONE = {
     "collector.remote.num_collectors": "each worker is a process of its own: set "
     "collector.num_workers",
 }
+# Values of earlier versions, in the same way.
+GONE_VALUES = {
+    ("sync.wire", "delta"): "use float32, which is exact, or bfloat16, half the bytes",
+}
 
 
 class UnknownOption(ConfigError):
@@ -206,6 +210,8 @@ def convert(annotation: Any, value: Any, path: str) -> Any:
         if get_origin(annotation) is Literal and isinstance(value, str):
             near = nearest(value, map(str, get_args(annotation)))
             hint = f"; did you mean {near}?" if near else ""
+            if (path, value) in GONE_VALUES:
+                hint = f"; {GONE_VALUES[path, value]}"
         text = f"{path}={show(value)}: expected {describe(annotation)}{hint}"
         raise ConfigError(text) from None
 

@@ -208,8 +208,8 @@ class HogwildConfig(SyncConfig):
 class SendingConfig(SyncConfig):
     """Options of schemes that send versions. Derive from this for your own scheme."""
 
-    # number format in which weights travel: float32 (unchanged), bfloat16, float16, int8 or delta
-    wire: Literal["float32", "bfloat16", "float16", "int8", "delta"] = "float32"
+    # number format in which weights travel: float32 (unchanged), bfloat16, float16 or int8
+    wire: Literal["float32", "bfloat16", "float16", "int8"] = "float32"
     # let a lossy wire format round the policy's buffers as well, such as bounds of its actions
     round_buffers: bool = False
     # emulate a slow network (docs/slow-links.md)

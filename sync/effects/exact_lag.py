@@ -2,8 +2,7 @@
 
     lag 2          send(): version 5                        worker
     -----          -----------------                        ------
-    Lagging          keeps 5, and chooses 3    --->         take(): 3, stamped 3
-                     keeps 4 and 5
+    the pipeline     of 3, 4 and 5, 3 is due   --->         take(): 3, stamped 3
 
 Workers receive versions unchanged, with their own stamps. Of the versions that were published to a
 worker, it gets the newest one that is old enough and that it does not have yet. The first version
@@ -13,8 +12,7 @@ is delivered at once, because a worker cannot act without weights.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import ClassVar, Literal
@@ -22,8 +20,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from lockstep_check.ages import of_age
-from sync.effects.pipeline import Effect, Parcel, grouped
-from sync.model.block import Snapshot
+from sync.model.block import NEVER, Snapshot
 
 # Purposes of random streams. No worker has such a number: a slow link draws from [seed, worker].
 _BY_VERSION, _BY_WORKER = 1_000_001, 1_000_002
@@ -139,45 +136,13 @@ class Lag:
         return min(int(random.geometric(1 / (1 + self.mean))) - 1, self.largest)
 
 
-class Lagging(Effect):
-    """Keeps what is published, and chooses what is old enough.
+def due(past: Sequence[Snapshot], delivered: int, lag: int) -> Snapshot | None:
+    """Of what was published to a worker, the version to deliver with the last of it.
 
-    first_version: the number of this scheme's version 0 in the count of the whole run.
+    delivered: the version that the worker was delivered last. None if it keeps that.
     """
-
-    def __init__(self, lag: Lag, num_workers: int, first_version: int = 0):
-        self._lag = lag
-        self._first_version = first_version
-        # By worker: the versions that it may still get, and whether it got any.
-        self._kept: list[deque[Snapshot]] = [deque() for _ in range(num_workers)]
-        self._served: set[int] = set()
-
-    def choose(self, parcels: Sequence[Parcel], new: Callable[[], Snapshot]) -> list[Parcel]:
-        due = [(self._due(block, one), one) for block, workers in parcels for one in workers]
-        return grouped((block, worker) for block, worker in due if block is not None)
-
-    def _due(self, newest: Snapshot, worker: int) -> Snapshot | None:
-        """The version to deliver when `newest` is published; None if the worker keeps its own."""
-        published = [*self._kept[worker], newest]
-        if worker not in self._served:
-            return published[0]
-        lag = self._lag.draw(self._first_version + newest.version, worker)
-        old_enough = [block for block in published if block.version <= of_age(lag, newest.version)]
-        return old_enough[-1] if old_enough else None
-
-    def commit(self, parcels: Sequence[Parcel], chosen: Sequence[Parcel]) -> None:
-        for block, workers in parcels:
-            for worker in workers:
-                self._kept[worker].append(block)
-        for block, workers in chosen:
-            self._served.update(workers)
-            for worker in workers:
-                kept = self._kept[worker]
-                while kept and kept[0].version <= block.version:
-                    kept.popleft()
-
-    def kept(self) -> list[Snapshot]:
-        return [block for blocks in self._kept for block in blocks]
-
-    def refused(self, block: Snapshot) -> None:
-        self._kept = [deque(one for one in blocks if one is not block) for blocks in self._kept]
+    if delivered == NEVER:
+        return past[0]
+    newest_due = of_age(lag, past[-1].version)
+    old_enough = [block for block in past if delivered < block.version <= newest_due]
+    return old_enough[-1] if old_enough else None

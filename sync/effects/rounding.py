@@ -1,4 +1,18 @@
-"""Lossy wire formats: two bytes per number, or one byte per number and a scale for each block.
+"""Wire formats: how the numbers of a version are written while they travel.
+
+| name | floating-point leaves | exact |
+|---|---|---|
+| `float32` | as they are, whatever their dtype: nothing is encoded | yes |
+| `bfloat16`, `float16` | rounded to two bytes; leaves of one or two bytes stay as they are | no |
+| `int8` | one byte each, and one scale for each block | no |
+
+Integers, booleans, complex numbers and extra state always travel as they are.
+
+    trainer                                             worker
+    -------                                             ------
+    Pipeline: encode a whole model into a
+      block of the channel, and publish it   --->       Receiver: take(), and decode into a
+                                                          private block
 
 A block of an int8 leaf is a row: the weights of one output of its layer, that is, a row of a matrix
 or one filter of a convolution. Vectors, and matrices with rows of fewer than four numbers, are cut
@@ -10,17 +24,18 @@ as bounds of actions, whose numbers may differ by orders of magnitude and of whi
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import compress
 
 import torch
 from torch import Tensor, nn
 
-from sync.effects.pipeline import Decoder, Encoder
 from sync.model.block import Layout, Leaf, Snapshot, checksum, private_snapshot
 from sync.model.copying import count_non_finite, widened
 
+WIRES = ("float32", "bfloat16", "float16", "int8")
 MIN_ROW = 4
 BLOCK = 64
 INT8_MAX = 127
@@ -123,23 +138,49 @@ def _require_finite(leaf: Leaf, summary: Tensor, numbers: Tensor) -> None:
         )
 
 
+def check_wire(name: str) -> str:
+    """The name of a wire format, or a `ValueError` that lists them."""
+    if name not in WIRES:
+        near = difflib.get_close_matches(str(name), WIRES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        if name == "delta":
+            hint = "; 'delta' is gone: use 'float32', which is exact, or 'bfloat16', half the bytes"
+        raise ValueError(f"wire={name!r}: expected one of {', '.join(WIRES)}{hint}")
+    return name
+
+
 def rounded_format(name: str, model: Layout, *, round_buffers: bool) -> RoundedFormat:
     """The lossy format of that name."""
     kind = Int8 if name == "int8" else RoundedFormat
     return kind(model, getattr(torch, name), round_buffers=round_buffers)
 
 
-class RoundingEncoder(Encoder):
-    """Rounds a model, and decodes the result again to measure the error."""
+class RoundingEncoder:
+    """Rounds a model, and decodes the result again to measure the error.
+
+    checks_finite: whether `encode` refuses NaN and infinity in parameters, because the format
+        cannot represent them.
+    """
 
     def __init__(self, rounded: RoundedFormat):
         self.layout, self.checks_finite = rounded.layout, rounded.name == "int8"
         self._format = rounded
         self._decoded = private_snapshot(rounded.model)
 
-    def encode(
-        self, whole: Snapshot, block: Snapshot, workers: Sequence[int]
-    ) -> tuple[float, float]:
+    @classmethod
+    def of(cls, wire: str, model: Layout, *, round_buffers: bool = False) -> RoundingEncoder | None:
+        """The sender's part of a format; None if nothing is encoded."""
+        if wire == "float32":
+            return None
+        return cls(rounded_format(wire, model, round_buffers=round_buffers))
+
+    def encode(self, whole: Snapshot, block: Snapshot) -> tuple[float, float]:
+        """Write the model in `whole` into `block`, with its stamp.
+
+        Returns the largest absolute error, and the relative error of the worst tensor. What cannot
+        be represented is a `ValueError`.
+        """
+        block.begin()
         self._format.encode(whole, block)
         self._format.decode(block, self._decoded)
         originals = compress(whole.views, self._format.rounded)
@@ -147,11 +188,10 @@ class RoundingEncoder(Encoder):
         max_error, relative_error = measure_error(originals, copies)
         if not math.isfinite(max_error):
             self._refuse_overflow(whole)
+        checksums = whole.checksums
+        decoded = [*map(checksum, self._decoded.views), checksums[-1]] if checksums else []
+        block.stamp_as(whole, decoded)
         return max_error, relative_error
-
-    def checksums(self, whole: Snapshot) -> list[int]:
-        known = whole.checksums
-        return [*map(checksum, self._decoded.views), known[-1]] if known else []
 
     def _refuse_overflow(self, whole: Snapshot) -> None:
         pairs = zip(whole.views, self._decoded.views, strict=True)
@@ -166,7 +206,7 @@ class RoundingEncoder(Encoder):
                 )
 
 
-class RoundingDecoder(Decoder):
+class RoundingDecoder:
     """Converts a block back to the dtypes of the model."""
 
     def __init__(self, rounded: RoundedFormat):
@@ -174,8 +214,17 @@ class RoundingDecoder(Decoder):
         self._format = rounded
         self._whole = private_snapshot(rounded.model)
 
-    def decode(self, block: Snapshot) -> Snapshot:
+    @classmethod
+    def of(cls, wire: str, model: Layout, *, round_buffers: bool = False) -> RoundingDecoder | None:
+        """The receiver's part of a format; None if nothing is encoded."""
+        if wire == "float32":
+            return None
+        return cls(rounded_format(wire, model, round_buffers=round_buffers))
+
+    def whole(self, block: Snapshot) -> Snapshot:
+        """The whole model, with the stamp of the block. It stays valid until the next call."""
         self._format.decode(block, self._whole)
+        self._whole.stamp_as(block, block.checksums)
         return self._whole
 
 

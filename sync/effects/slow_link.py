@@ -88,7 +88,7 @@ PRESETS = {
 class Transmission:
     """One version on its way to a worker."""
 
-    block: Any  # with `wire_bytes`, how much is transmitted
+    block: Any  # with `nbytes`, how much is transmitted
     sent_ns: int
     arrives_ns: int = 0
 
@@ -142,7 +142,7 @@ class WorkerLink:
             return
         self._waiting = None
         begin = max(self._free_at_ns, message.sent_ns)
-        transmission_ns, lost_ns = self._durations(message.block.wire_bytes)
+        transmission_ns, lost_ns = self._durations(message.block.nbytes)
         self._free_at_ns = begin + transmission_ns
         jitter_ns = round(self._random.random() * self._link.jitter_ms * _MS)
         arrival = self._free_at_ns + lost_ns + self.latency_ns + jitter_ns

@@ -2,7 +2,7 @@
 
     span 1, share 0.5      send(): version 5                     worker
     -----------------      -----------------                     ------
-    Tearing                  5: w5 b5 v5 s5
+    the pipeline             5: w5 b5 v5 s5
                              4: w4 b4 v4 s4
                              composes w5 b4 v4 s5   --->         take(): stamped 5
 
@@ -13,8 +13,7 @@ worker's first version is not torn.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +22,6 @@ import torch
 from torch import Tensor
 
 from lockstep_check.ages import of_age
-from sync.effects.pipeline import Effect, Parcel, grouped
 from sync.model.block import Snapshot
 
 _PURPOSE = 1_000_003  # of the random stream: no other effect draws from [seed, this, version]
@@ -66,50 +64,26 @@ class Tear:
         return torch.from_numpy(np.sort(random.permutation(count)[:number]))
 
 
-class Tearing(Effect):
-    """Composes each version from itself and from an older one that the worker was sent.
-
-    first_version: the number of this scheme's version 0 in the count of the whole run.
+def older_part(past: Sequence[Snapshot], block: Snapshot, span: int) -> Snapshot:
+    """What a version is torn with: the newest that the worker was sent `span` versions before it,
+    or the first one.
     """
+    old = [one for one in past if one.version <= of_age(span, block.version)]
+    return old[-1] if old else past[0]
 
-    def __init__(self, tear: Tear, num_workers: int, first_version: int = 0):
-        self._tear = tear
-        self._first_version = first_version
-        # By worker: the versions it was sent, as far back as the next versions need.
-        self._sent: list[deque[Snapshot]] = [deque() for _ in range(num_workers)]
 
-    def choose(self, parcels: Sequence[Parcel], new: Callable[[], Snapshot]) -> list[Parcel]:
-        return [
-            Parcel(self._compose(newest, older, new), group)
-            for newest, workers in parcels
-            for older, group in grouped((self._older(newest, one), one) for one in workers)
-        ]
+def compose(tear: Tear, number: int, newest: Snapshot, older: Snapshot, into: Snapshot) -> None:
+    """Write the newest version into a block, with the chosen values replaced by older ones.
 
-    def _older(self, newest: Snapshot, worker: int) -> Snapshot:
-        """The newest version sent to the worker at least `span` versions ago, or the first one."""
-        sent = self._sent[worker]
-        old = [block for block in sent if block.version <= of_age(self._tear.span, newest.version)]
-        return old[-1] if old else sent[0] if sent else newest
-
-    def _compose(self, newest: Snapshot, older: Snapshot, new: Callable[[], Snapshot]) -> Snapshot:
-        """The newest version, with the chosen values replaced by older ones."""
-        if older is newest:
-            return newest
-        composed = new()
-        composed.become(newest)
-        self._tear_up(composed, older)
-        if composed.checksums:
-            composed.seal()
-        return composed
-
-    def _tear_up(self, composed: Snapshot, older: Snapshot) -> None:
-        version = self._first_version + composed.version
-        pairs = list(zip(composed.views, older.views, strict=True))
-        if self._tear.unit == "tensor":
-            for i in self._tear.choose(version, len(pairs)).tolist():
-                pairs[i][0].copy_(pairs[i][1])
-            return
-        chosen = self._tear.choose(version, sum(view.numel() for view in composed.views))
+    number: of the version, counted over the run.
+    """
+    into.become(newest)
+    pairs = list(zip(into.views, older.views, strict=True))
+    if tear.unit == "tensor":
+        for i in tear.choose(number, len(pairs)).tolist():
+            pairs[i][0].copy_(pairs[i][1])
+    else:
+        chosen = tear.choose(number, sum(view.numel() for view in into.views))
         start = 0
         for view, old in pairs:
             stop = start + view.numel()
@@ -117,14 +91,5 @@ class Tearing(Effect):
             where = chosen[first:last] - start
             view.view(-1)[where] = old.view(-1)[where]
             start = stop
-
-    def commit(self, parcels: Sequence[Parcel], chosen: Sequence[Parcel]) -> None:
-        for newest, workers in parcels:
-            for worker in workers:
-                sent = self._sent[worker]
-                sent.append(newest)
-                while len(sent) > 1 and sent[1].version <= of_age(self._tear.span, newest.version):
-                    sent.popleft()
-
-    def kept(self) -> list[Snapshot]:
-        return [block for blocks in self._sent for block in blocks]
+    if into.checksums:
+        into.seal()

@@ -5,10 +5,9 @@
 A `Layout` says where each tensor lies, and a `Snapshot` is one version in a block of that layout.
 
 A reader takes weights and version from the same block, so a version cannot be stamped on the wrong
-weights. Wire formats (`effects/`) write encoded leaves instead of the model's, and use three
-more words of the header: the version that this one builds on, whether later ones will build on
-this one, and how much of the block is filled. With `verify`, the checksums that workers must find
-follow the extra state, and a word of the header contains their number.
+weights. Wire formats (`effects/rounding.py`) write encoded leaves instead of the model's. With
+`verify`, the checksums that workers must find follow the extra state, and a word of the header
+contains their number.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CHECKSUM_BYTES = 4
 CheckFinite = bool | Literal["all"]
 
 NEVER = -1
-_VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _BUILDS_ON, _IS_BASE, _FILLED, _CHECKSUMS = range(7)
+_VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _CHECKSUMS = range(4)
 
 
 @dataclass(frozen=True)
@@ -191,6 +190,10 @@ class Snapshot:
         self._header = self.buffer[:HEADER_BYTES].numpy().data.cast("B").cast("q")
 
     @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes
+
+    @property
     def version(self) -> int:
         return self._header[_VERSION]
 
@@ -204,39 +207,11 @@ class Snapshot:
         return bytes(self.buffer[start : start + nbytes].numpy()) if nbytes else b""
 
     @property
-    def tail_bytes(self) -> int:
-        """The size of what follows the leaves: extra state and checksums."""
-        return self._header[_EXTRA_BYTES] + CHECKSUM_BYTES * self._header[_CHECKSUMS]
-
-    @property
     def checksums(self) -> list[int]:
         """The checksums that `seal` wrote; empty if it was not called."""
         start = self.layout.extra_offset + self._header[_EXTRA_BYTES]
-        stop = self.layout.extra_offset + self.tail_bytes
+        stop = start + CHECKSUM_BYTES * self._header[_CHECKSUMS]
         return np.frombuffer(self.buffer[start:stop].numpy().tobytes(), "<u4").tolist()
-
-    @property
-    def builds_on(self) -> int:
-        """The version that is needed to read this one; NEVER for most."""
-        return self._header[_BUILDS_ON] - 1
-
-    @property
-    def is_base(self) -> bool:
-        """Whether the reader has to keep this version, because others may build on it."""
-        return bool(self._header[_IS_BASE])
-
-    @property
-    def wire_bytes(self) -> int:
-        """How many bytes have to travel: all, or the filled part, extra state and checksums."""
-        filled = self._header[_FILLED]
-        return filled + self.tail_bytes if filled else self.layout.nbytes
-
-    def mark(self, *, builds_on: int, is_base: bool, filled: int) -> None:
-        """Describe an encoded block; before `stamp`. Until then it holds no version."""
-        self.begin()
-        self._header[_BUILDS_ON] = builds_on + 1
-        self._header[_IS_BASE] = int(is_base)
-        self._header[_FILLED] = filled
 
     def begin(self) -> None:
         """Mark the block as holding no version, while it is written."""
@@ -256,6 +231,12 @@ class Snapshot:
         self._header[_EXTRA_BYTES], self._header[_CHECKSUMS] = len(extra), 0
         self._header[_PUBLISHED_NS] = published_ns or time.perf_counter_ns()
         self._header[_VERSION] = version
+
+    def stamp_as(self, other: Snapshot, checksums: Sequence[int]) -> None:
+        """Stamp the block like another one, with these checksums of its numbers, if any."""
+        self.stamp(other.version, other.extra, other.published_ns)
+        if checksums:
+            self.seal(checksums)
 
     def current_checksums(self) -> list[int]:
         """The checksums of what the block holds now."""
@@ -278,11 +259,6 @@ class Snapshot:
         ours, theirs = (block.buffer[HEADER_BYTES:].view(torch.int64) for block in (self, other))
         copy_leaves([ours], [theirs])
         self._header[_VERSION] = other._header[_VERSION]
-
-
-def _view(buffer: Tensor, leaf: Leaf) -> Tensor:
-    part = buffer[leaf.offset : leaf.offset + leaf.nbytes]
-    return part.view(leaf.dtype).view(leaf.shape)
 
 
 def private_snapshot(layout: Layout) -> Snapshot:

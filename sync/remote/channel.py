@@ -38,7 +38,7 @@ from sync.channel import (
 from sync.local.waiting import Doorbell
 from sync.model.block import NEVER, Layout, Snapshot
 from sync.remote.engine import Engine, PeerDied
-from sync.remote.inbox import NOTHING, Reply, close_inbox, deliver, filled_part
+from sync.remote.inbox import NOTHING, Reply, close_inbox, deliver
 
 _CLOSE_S = 2.0
 
@@ -52,7 +52,7 @@ class _Version:
 
     @cached_property
     def shared(self) -> Any:
-        return self._engine.share(filled_part(self.block))
+        return self._engine.share(self.block.buffer)
 
 
 @dataclass
@@ -119,7 +119,7 @@ class RemoteSender(SenderChannel):
         peer.on_the_way, peer.asks = call, version is None
         if version is not None:
             self._carriers[call] = version
-            self.count_moved(version.block.wire_bytes)
+            self.count_moved(version.block.nbytes)
 
         def note(call: Future[Reply]) -> None:
             """Called in a thread of the engine."""

@@ -22,7 +22,6 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sync.channel import FAILED, JOINED, LEFT, Answer, ReceiverChannel
@@ -100,7 +99,7 @@ class Inbox(ReceiverChannel):
                 return None
             self._finish(SUPERSEDED, self._taken)
             self._taken, self._newest = self._newest, None
-            return _snapshot(self._taken.block, self.layout)
+            return Snapshot(self.layout, self._taken.block)
 
     def answer(self, answer: Answer) -> None:
         """What became of the block that was taken; FAILED with NEVER refuses all later ones."""
@@ -195,24 +194,3 @@ def _end(place: tuple[str, int], why: str) -> None:
         here.end(why)
     elif isinstance(here, Future):
         here.set_result(Reply(Answer(place[1], LEFT)))
-
-
-def filled_part(snapshot: Snapshot) -> Tensor:
-    """What of a block has to travel: all, or the filled part and what follows the leaves."""
-    if snapshot.wire_bytes >= snapshot.layout.nbytes:
-        return snapshot.buffer
-    start, tail = snapshot.layout.extra_offset, snapshot.tail_bytes
-    filled = snapshot.wire_bytes - tail
-    return torch.cat([snapshot.buffer[:filled], snapshot.buffer[start : start + tail]])
-
-
-def _snapshot(part: Tensor, layout: Layout) -> Snapshot:
-    """The snapshot of which `filled_part` was sent; the rest of its block is not defined."""
-    if part.numel() >= layout.nbytes:
-        return Snapshot(layout, part)
-    snapshot = Snapshot(layout, torch.empty(layout.nbytes, dtype=torch.uint8))
-    snapshot.buffer[: part.numel()] = part
-    if tail := snapshot.tail_bytes:
-        start = layout.extra_offset
-        snapshot.buffer[start : start + tail] = part[part.numel() - tail :]
-    return snapshot

@@ -61,7 +61,7 @@ class MultiProcessSender(LocalSender):
             return
         block = self._on_the_way[worker] = self._waiting.pop(worker)
         self._workers[worker].send(VERSION, block.version, block.number)
-        self.count_moved(block.wire_bytes)
+        self.count_moved(block.nbytes)
 
     def _answered(self, answer: Answer) -> None:
         self._on_the_way.pop(answer.worker, None)

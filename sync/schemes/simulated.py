@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sync.channel import APPLIED, JOINED, Answer, ReceiverChannel, SenderChannel, now_ns
-from sync.effects.wire import make_decoder
+from sync.effects.rounding import RoundingDecoder
 from sync.model.binding import Binding
 from sync.model.block import Layout, Snapshot
-from sync.model.strategy import Weights, WeightStrategy
+from sync.model.strategy import Weights
 from sync.scheme import WeightSyncScheme
 
 
@@ -41,7 +41,7 @@ class SimulatedSender(SenderChannel):
             for worker in workers:
                 self.applied(worker, 0, block.published_ns)
         self.published.append((block, list(workers)))
-        self.count_moved(block.wire_bytes)
+        self.count_moved(block.nbytes)
 
     def applied(self, worker: int, version: int, published_ns: int) -> None:
         """The worker uses this version from now on."""
@@ -63,18 +63,10 @@ class SimulatedSender(SenderChannel):
 
 
 class SimulatedWeightSyncScheme(WeightSyncScheme):
-    """For `SimulatedCollector`, which simulates the workers. It has no receivers.
-
-    With wire="delta", versions are kept unencoded, since that format is exact.
-    """
+    """For `SimulatedCollector`, which simulates the workers. It has no receivers."""
 
     sender_channel = SimulatedSender
     channel: SimulatedSender
-
-    def __init__(self, strategy: str | WeightStrategy = "tensordict", **options: Any):
-        if options.get("wire") == "delta":
-            options["wire"] = "float32"
-        super().__init__(strategy, **options)
 
     def _make_sender(self, layout: Layout, num_workers: int) -> SenderChannel:
         self.channel = SimulatedSender(layout, num_workers)
@@ -88,7 +80,7 @@ class SimulatedWeightSyncScheme(WeightSyncScheme):
         layout = self._layout
         assert layout is not None, "init_on_sender() comes first"
         binding = Binding(model, self.strategy, layout)
-        decoder = make_decoder(self.wire, layout, round_buffers=self.round_buffers)
+        decoder = RoundingDecoder.of(self.wire, layout, round_buffers=self.round_buffers)
 
         def load(block: Snapshot) -> None:
             binding.load(block if decoder is None else decoder.whole(block))

@@ -33,7 +33,7 @@ def files(tmp_path, monkeypatch):
     del SCHEMES["files"]
 
 
-@pytest.mark.parametrize(("options", "background"), [({}, True), ({"wire": "delta"}, False)])
+@pytest.mark.parametrize(("options", "background"), [({}, True), ({"wire": "int8"}, False)])
 def test_no_use_sees_two_versions_or_a_wrong_stamp(files, options, background):
     with trial(files(timeout=30, **options), background=background) as running:
         flood(running, calls=300, versions=50)

@@ -145,7 +145,7 @@ def test_a_flood_is_whole_and_a_change_without_a_send_reaches_nobody(
         assert running.findings.violations() == {}
 
 
-@pytest.mark.parametrize(("wire", "background"), [("delta", False), ("int8", True)])
+@pytest.mark.parametrize(("wire", "background"), [("bfloat16", False), ("int8", True)])
 def test_no_call_of_encoded_weights_is_torn(peers, tmp_path, wire, background):
     target = read_coarsely if wire == "int8" else read
     options = {"wire": wire, "target": target, "background": background}

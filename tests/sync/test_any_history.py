@@ -39,7 +39,7 @@ class Numbered(nn.Module):
         super().__init__()
         self.parameter = nn.Parameter(torch.zeros(3))
         self.register_buffer("buffer", torch.zeros(2))
-        self.register_buffer("constant", torch.ones(2000))  # so that delta sends differences
+        self.register_buffer("constant", torch.ones(2000))
         self.refuses = False
         self.set(number)
 
@@ -277,7 +277,7 @@ def check(mechanism: str, wire: str, lag: Any, verify: str, steps: list[tuple[st
 
 WAYS = st.tuples(
     st.sampled_from(list(MECHANISMS)),
-    st.sampled_from(["float32", "float32", "bfloat16", "delta"]),
+    st.sampled_from(["float32", "float32", "bfloat16"]),
     st.sampled_from(LAGS),
     st.sampled_from(["off", "off", "every"]),
 )

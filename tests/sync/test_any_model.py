@@ -401,7 +401,7 @@ LOCAL = ("shared_mem", "zero_copy", "multiprocess", "hogwild")
 
 @pytest.mark.parametrize(
     ("mechanism", "wire"),
-    [(kind, wire) for kind, wire in WAYS if kind in LOCAL and wire in ("float32", "delta")],
+    [(kind, wire) for kind, wire in WAYS if kind in LOCAL and wire == "float32"],
 )
 def test_a_worker_process_acts_with_what_was_published(mechanism, wire):
     views = [] if mechanism == "hogwild" else [Piece("parameter", of=("view", 2))]

@@ -34,7 +34,7 @@ REFUSED = {
         ({"verify": "always"}, "verify='always': expected one of off, sampled, every"),
         *[
             ({"zero_copy": True, "wire": wire}, f"zero_copy=True with wire='{wire}'")
-            for wire in ("bfloat16", "float16", "int8", "delta")
+            for wire in ("bfloat16", "float16", "int8")
         ],
     ],
     HogwildWeightSyncScheme: [

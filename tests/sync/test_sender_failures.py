@@ -44,7 +44,11 @@ from tests.sync.support import (
 # What has to be decoded cannot be pointed at.
 WIRED = pytest.mark.parametrize(
     ("kind", "wire"),
-    [*((kind, "float32") for kind in KINDS), ("shared_copy", "delta"), ("multiprocess", "delta")],
+    [
+        *((kind, "float32") for kind in KINDS),
+        ("shared_copy", "bfloat16"),
+        ("multiprocess", "bfloat16"),
+    ],
 )
 
 

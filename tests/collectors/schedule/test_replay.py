@@ -225,7 +225,7 @@ def test_a_worker_that_was_killed_ends_the_replay(tmp_path):
         replay(tmp_path / "schedule.jsonl", Chance, one, batches=1000)
 
 
-@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16", "int8", "delta"])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16", "int8"])
 def test_workers_act_with_the_weights_that_travelled(tmp_path, wire):
     scheme = MultiProcessWeightSyncScheme(wire=wire)
     path, recorded = record(tmp_path, Chance, one, scheme)

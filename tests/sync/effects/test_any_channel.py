@@ -8,8 +8,8 @@ import torch
 from sync import WIRES, Layout, Link
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
 from sync.effects.pipeline import Parcel, Pipeline
+from sync.effects.rounding import RoundingDecoder, RoundingEncoder
 from sync.effects.slow_link import SlowLinkSender
-from sync.effects.wire import make_decoder, make_encoder
 from tests.sync.effects.fakes import FakeReceiver, FakeSender
 
 MS = 1_000_000
@@ -29,7 +29,7 @@ class Core:
     """Does with the outermost channel what a sender and its receivers do."""
 
     def __init__(self, wire, has_link, clock):
-        encoder, self.wire, self.clock = make_encoder(wire, LAYOUT, NUM_WORKERS), wire, clock
+        encoder, self.wire, self.clock = RoundingEncoder.of(wire, LAYOUT), wire, clock
         self.mechanism = FakeSender(encoder.layout if encoder else LAYOUT, NUM_WORKERS)
         self.channel = self.mechanism
         if has_link:
@@ -39,7 +39,7 @@ class Core:
         self.last, self.version, self.heard = {}, -1, []
 
     def receiver(self, worker):
-        receiver = FakeReceiver(self.mechanism, worker, make_decoder(self.wire, LAYOUT))
+        receiver = FakeReceiver(self.mechanism, worker, RoundingDecoder.of(self.wire, LAYOUT))
         receiver.open()
         return receiver
 
@@ -52,15 +52,14 @@ class Core:
         block.stamp(self.version, b"extra")
         self.last |= dict.fromkeys(workers, block)
         for outgoing in self.pipeline.prepare([Parcel(block, workers)], taken):
-            self.pipeline.publish(outgoing)
+            self.channel.publish(outgoing.block, outgoing.parcel.workers)
 
     def poll(self):
-        for answer in self.pipeline.poll():
+        for answer in self.channel.poll():
             self.heard.append(answer)
             if answer.kind == JOINED and answer.worker in self.last:
                 again = Parcel(self.last[answer.worker], [answer.worker])
-                for outgoing in self.pipeline.write(again):
-                    self.pipeline.publish(outgoing)
+                self.channel.publish(self.pipeline.write(again).block, again.workers)
 
     def take(self, worker):
         """Let time pass until the newest version is there; what the worker takes."""

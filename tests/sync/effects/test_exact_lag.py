@@ -68,7 +68,7 @@ def test_no_lag_is_no_effect():
     for lag in (None, 0, Lag(), Lag("cycle", values=(0, 0)), Lag("uniform")):
         with lagging(policy(0), lag=lag) as scheme:
             assert scheme.lag is None
-            assert scheme._sender.pipeline._effects == []
+            assert scheme._sender.pipeline.is_direct
             assert scheme.history == 0
 
 

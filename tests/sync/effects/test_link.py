@@ -70,7 +70,7 @@ def test_shutting_down_waits_for_nothing_in_flight(kind):
 
 @pytest.mark.parametrize(
     ("kind", "wire"),
-    [("multiprocess", "int8"), ("shared_copy", "delta")],
+    [("multiprocess", "int8"), ("shared_copy", "bfloat16")],
 )
 def test_fewer_bytes_take_less_time_on_a_narrow_link(kind, wire):
     narrow = Link(bandwidth_mbps=2)
@@ -78,15 +78,13 @@ def test_fewer_bytes_take_less_time_on_a_narrow_link(kind, wire):
     for name in ("float32", wire):
         model = nn.Linear(64, 64)
         scheme = linked(kind, narrow, model=model, wire=name)
-        with running(scheme, lambda: nn.Linear(64, 64), background=True) as (worker,):
+        with running(scheme, lambda: nn.Linear(64, 64), background=True):
             for _ in range(2):
                 scheme.send()
             before = scheme.stats["bytes"]
             scheme.send()
             found[name] = scheme.stats["bytes"] - before
             assert link_stats(scheme)["delay_ms"]["max"] >= found[name] * 8 / 2e3
-            if wire == "delta":
-                assert worker.do(held) == bits(model)
     assert found[wire] < 0.6 * found["float32"]
 
 

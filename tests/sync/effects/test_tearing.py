@@ -91,8 +91,8 @@ def tearing(tear, kind="shared_copy", workers=1, **options):
     [
         ("shared_copy", "float32", "tensor"),
         ("shared_zero_copy", "float32", "element"),
-        ("multiprocess", "delta", "tensor"),
-        ("shared_copy", "delta", "element"),
+        ("multiprocess", "float32", "tensor"),
+        ("shared_copy", "float32", "element"),
     ],
 )
 def test_a_version_holds_the_chosen_values_of_so_many_versions_ago(kind, wire, unit):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from sync import (
@@ -17,10 +14,8 @@ from sync import (
     SharedMemWeightSyncScheme,
     WeightSyncScheme,
 )
-from sync.effects.delta import CHUNK_BYTES, apply_changes, max_changes_bytes, write_changes
 from sync.effects.pipeline import Parcel, Pipeline
-from sync.effects.rounding import measure_error, rounded_format
-from sync.effects.wire import make_encoder
+from sync.effects.rounding import RoundingEncoder, check_wire, measure_error, rounded_format
 from sync.model.block import private_snapshot
 from tests.sync.effects.fakes import FakeSender
 from tests.sync.remote.support import joined
@@ -28,7 +23,7 @@ from tests.sync.support import bits, held, receive, running, sender, tensors, ve
 
 COPYING = pytest.mark.parametrize("kind", ["shared_copy", "multiprocess"])
 LOSSY = ("bfloat16", "float16", "int8")
-EXACT = ("float32", "delta")
+EXACT = ("float32",)
 
 
 class Varied(nn.Module):
@@ -120,7 +115,6 @@ def test_bytes_are_those_that_travel(kind):
     assert found["float32"] == pytest.approx(4 * 300 * 301, rel=0.01)
     assert found["bfloat16"] == found["float16"] == pytest.approx(2 * 300 * 301, rel=0.01)
     assert found["int8"] == pytest.approx(300 * 301 + 4 * 301, rel=0.01)
-    assert found["delta"] < 0.7 * found["float32"]
 
 
 @COPYING
@@ -175,43 +169,6 @@ def test_what_was_decoded_is_in_memory_of_the_models_own(wire):
         worker.do(lambda s, m: m.weight.data.zero_())  # memory of its own
 
 
-def test_what_a_remote_worker_writes_into_its_model_spoils_no_difference_to_come():
-    ours, theirs = nn.Linear(512, 512), nn.Linear(512, 512)  # large, as above
-    with joined(ours, theirs, wire="delta") as (scheme, _, _, _), torch.no_grad():
-        for _ in range(3):
-            theirs.weight.zero_()
-            ours.weight[0, 0] += 1.0
-            scheme.send()
-            assert torch.equal(theirs.weight, ours.weight)
-
-
-@st.composite
-def blocks(draw):
-    """Two blocks of some chunks, of which the second is the first with some bytes changed."""
-    length = draw(st.integers(0, 40)) * CHUNK_BYTES
-    random = np.random.default_rng(draw(st.integers(0, 2**32)))
-    base = random.integers(0, 256, length, dtype=np.uint8)
-    new = base.copy()
-    share = draw(st.sampled_from([0.0, 0.001, 0.05, 0.5, 1.0]))
-    changed = random.random(length) < share
-    if draw(st.booleans()):  # as training does: the upper bytes of words stay
-        changed &= np.arange(length) % 4 < draw(st.integers(1, 3))
-    new[changed] = random.integers(0, 256, int(changed.sum()), dtype=np.uint8)
-    return base, new
-
-
-@given(blocks())
-@settings(deadline=None)
-def test_changes_turn_one_block_into_the_other_and_fit(pair):
-    base, new = pair
-    out = np.full(max_changes_bytes(len(base)), 255, np.uint8)
-    length = write_changes(base, new, out)
-    assert length <= len(out)
-    target = base.copy()
-    apply_changes(target, out[:length])
-    assert target.tobytes() == new.tobytes()
-
-
 class Bounded(nn.Module):
     """A model with buffers and vectors whose numbers differ by orders of magnitude."""
 
@@ -238,14 +195,14 @@ def test_rounding_wires_bring_buffers_as_they_are_unless_they_are_to_be_rounded(
         assert arrived["unknown"] == sent["unknown"]
 
 
-@pytest.mark.parametrize("wire", ["int8", "delta"])
+@pytest.mark.parametrize("wire", LOSSY)
 def test_an_encoded_version_has_the_publish_time_of_its_original(wire):
     layout = Layout.of({"weight": torch.zeros(20, 10)})
-    encoder = make_encoder(wire, layout, 1)
+    encoder = RoundingEncoder.of(wire, layout)
     pipeline = Pipeline(FakeSender(encoder.layout, 1), layout, encoder=encoder)
     block = pipeline.free_block([])
     block.stamp(0, b"", published_ns=12_345)
-    (outgoing,) = pipeline.write(Parcel(block, [0]))
+    outgoing = pipeline.write(Parcel(block, [0]))
     assert outgoing.block.published_ns == 12_345
 
 
@@ -294,3 +251,8 @@ def test_int8_divides_no_numbers_by_zero():
     ]
     assert len(scales) == 2
     assert all((scale > 0).all() for scale in scales)
+
+
+def test_a_format_of_an_earlier_version_is_refused_with_what_replaces_it():
+    with pytest.raises(ValueError, match=r"wire='delta': .* use 'float32', .*, or 'bfloat16'"):
+        check_wire("delta")

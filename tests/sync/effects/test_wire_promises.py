@@ -57,7 +57,7 @@ def test_a_flood_is_whole_worker_ids_mean_it_and_what_is_not_sent_reaches_nobody
         assert trial_.findings.violations() == {}
 
 
-@pytest.mark.parametrize(("wire", "kind", "link"), once(["int8", "delta"], SCHEMES, LINKS))
+@pytest.mark.parametrize(("wire", "kind", "link"), once(["int8", "bfloat16"], SCHEMES, LINKS))
 def test_stopped_and_killed_workers_leave_the_others_whole(kind, wire, link):
     with running(kind, wire, LINKS[link]) as trial_:
         if wire in LOSSY:

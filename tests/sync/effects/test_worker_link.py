@@ -159,7 +159,7 @@ def test_versions_are_sent_only_while_a_worker_is_connected(clock):
 
 def test_a_link_keeps_the_time_of_the_clock_that_it_is_given():
     class Block(NamedTuple):
-        wire_bytes: int
+        nbytes: int
 
     now = 0
     link = WorkerLink(Link(latency_ms=20, bandwidth_mbps=8), 0, clock=lambda: now)
