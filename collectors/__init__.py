@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collectors.data.next_observations import next_observations as next_observations
     from collectors.data.next_observations import next_values as next_values
     from collectors.data.replay_buffer import ReplayBuffer as ReplayBuffer
-    from collectors.device_vector import DeviceCollector as DeviceCollector
     from collectors.multi import MultiAsyncCollector as MultiAsyncCollector
     from collectors.multi import MultiCollector as MultiCollector
     from collectors.multi import MultiSyncCollector as MultiSyncCollector
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 _WHERE = {
     "BaseCollector": "base",
     "Collector": "single",
-    "DeviceCollector": "device_vector",
     "DistributedCollector": "remote.distributed",
     "MultiAsyncCollector": "multi",
     "MultiCollector": "multi",

@@ -27,8 +27,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from collectors.annotations import shown
-from collectors.data.batch import Filled, assemble, buffer_for, check_alike, frames_of
-from collectors.data.trajectories import TrajectoryAssembler, split
+from collectors.data.batch import Filled, assemble, buffer_for, check_alike, frames_of, split
 from collectors.in_process import InProcessPool
 from collectors.options import ASYNC, Options, check_factory, count_workers, per_worker
 from collectors.rollout.frame_block import FrameLayout
@@ -117,7 +116,6 @@ class BaseCollector(ABC):
         self.frames = self.batches = 0  # delivered, also before a resumed run
         self._lock = FairLock()
         self._pauses = 0  # how many `pause` blocks the thread with the lock is in
-        self._assembler = TrajectoryAssembler()
         self._buffers: dict[tuple[FrameLayout, ...], dict[Key, Tensor]] = {}  # with copy=False
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -218,13 +216,9 @@ class BaseCollector(ABC):
         """The number of batches in all, if no frames are masked."""
         if self.options.total_frames < 0:
             raise TypeError("a collector without total_frames has no length: it never ends")
-        if self.options.trajs_per_batch is not None:
-            raise TypeError("a collector with trajs_per_batch has no length: episodes vary")
         return math.ceil(self.options.total_frames / self.frames_per_batch)
 
     def _is_done(self) -> bool:
-        if self._assembler.has(self.options.trajs_per_batch):
-            return False
         return 0 <= self.options.total_frames <= self.frames
 
     @ends_on_interrupt
@@ -242,20 +236,15 @@ class BaseCollector(ABC):
         self._raise_error()
         if self._chain.schemes:
             self.receive_weights()
-        while True:
-            with self._lock:  # the next thread finds the batch both counted and in the buffer
-                batch = self._gathered()
-                if batch is not None and self.options.replay_buffer is not None:
-                    self._store(self._finish(batch))
-                    return None
-            if batch is not None:
-                return self._finish(batch)
+        with self._lock:  # the next thread finds the batch both counted and in the buffer
+            batch = self._gathered()
+            if self.options.replay_buffer is not None:
+                self._store(self._finish(batch))
+                return None
+        return self._finish(batch)
 
-    def _gathered(self) -> TensorDict | None:
-        """The next batch; None if a batch of whole trajectories needs more frames."""
-        wanted = self.options.trajs_per_batch
-        if wanted is not None and (whole := self._assembler.take(wanted)) is not None:
-            return whole
+    def _gathered(self) -> TensorDict:
+        """The next batch, counted."""
         if self._pauses:
             raise RuntimeError("the collector is paused: leave `with collector.pause()` first")
         began = time.monotonic()
@@ -271,10 +260,7 @@ class BaseCollector(ABC):
                 "all episodes have ended, and reset_when_done=False starts no new ones: "
                 "call reset()"
             )
-        if wanted is None:
-            return batch
-        self._assembler.add(batch)
-        return self._assembler.take(wanted)
+        return batch
 
     def _batch_of(self, batches: Sequence[Filled]) -> TensorDict:
         """One batch of these; with copy=False in memory that the next one overwrites."""
@@ -487,11 +473,7 @@ class BaseCollector(ABC):
     def counts(self) -> dict[str, Any]:
         """Only the counters of `stats`; cheaper with many workers."""
         self._raise_if_shut()
-        counters = self.pool.counters()
-        gathered = self._assembler.frames  # for a batch of whole trajectories, not yet returned
-        counters["delivered"] -= gathered
-        counters["in_flight"] += gathered
-        return counters
+        return self.pool.counters()
 
     @ends_on_interrupt
     def stats(self) -> dict[str, Any]:
@@ -573,7 +555,6 @@ class BaseCollector(ABC):
                 "batches": self.batches,
                 "policy_version": self.publisher.version,
                 "workers": self.pool.states(),
-                "whole": self._assembler.state_dict(),
             }
 
     @ends_on_interrupt
@@ -601,7 +582,6 @@ class BaseCollector(ABC):
             self.publisher.base = base
             if self._chain.schemes:
                 self._chain.note_published(self.publisher.version)
-            self._assembler.load_state_dict(state["whole"])
         _warn_of_lost([text for restored in workers for text in restored.lost])
         return all(restored.is_exact for restored in workers)
 

@@ -53,7 +53,6 @@ class BatchOptions:
     # The form of batches
     postproc: Callable[[Any], Any] | None = None
     split_trajs: bool = False
-    trajs_per_batch: Count | None = None
     # "final": only those that are not the observation of the next frame in their row
     next_observation: Literal["all", "final"] = "all"
     use_buffers: bool | None = None
@@ -136,6 +135,9 @@ class AheadOptions:
     record_schedule: str | None = None
 
 
+# Arguments of earlier versions: what to do instead.
+_GONE = {"trajs_per_batch": "; split_trajs=True gives a row to each trajectory of a batch"}
+
 # The layers of options that a kind of collector has, besides those that all have.
 LAYERS: dict[str, tuple[type[Any], ...]] = {
     SINGLE: (),
@@ -175,6 +177,7 @@ class Options(
             if name not in known:
                 near = get_close_matches(name, [*known, *further], 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = _GONE.get(name, hint)
                 raise TypeError(f"{kind}() has no argument {name!r}{hint}")
         options = cls(**arguments)
         check_fields(options)
@@ -208,7 +211,7 @@ class Options(
             raise TypeError(f"replay_buffer={self.replay_buffer!r}: it has no extend()")
 
     def _check_combinations(self, kind: str) -> None:
-        whole, split = self.trajs_per_batch is not None, self.split_trajs
+        split = self.split_trajs
         reuses, no_buffers = not self.copy, self.use_buffers is False
         by_worker = self.cat_results not in (None, 0)
         endless, limited = not self.reset_when_done, self.max_frames_per_traj is not None
@@ -218,14 +221,10 @@ class Options(
         raises, stores = self.on_worker_failure == "raise", self.replay_buffer is not None
         clashes = [
             (None not in senders, "weight_updater and weight_sync_schemes exclude each other"),
-            (split and whole, "trajs_per_batch also splits trajectories: leave split_trajs out"),
-            (self.set_truncated and whole, "set_truncated and trajs_per_batch exclude each other"),
             (by_worker and split, "cat_results sorts by worker, split_trajs by trajectory"),
-            (by_worker and whole, "cat_results sorts by worker, trajs_per_batch by trajectory"),
             (reuses and no_buffers, "copy=False reuses a buffer, but use_buffers=False has none"),
-            (reuses and (split or whole), "copy=False reuses memory, but trajectories are copies"),
+            (reuses and split, "copy=False reuses memory, but trajectories are copies"),
             (endless and limited, f"max_frames_per_traj needs resets, {_NO_RESETS}"),
-            (endless and whole, f"trajs_per_batch needs many episodes, {_NO_RESETS}"),
             (
                 host is not None and getattr(host, "kind", None) != SINGLE,
                 f"collector_class={shown(host)}: workers run a {SINGLE}; for more of them, "
@@ -239,7 +238,6 @@ class Options(
                 "record_schedule needs versions, but track_policy_version=False turns them off",
             ),
             (finals and split, _NOT_WITH_FINALS.format("split_trajs")),
-            (finals and whole, _NOT_WITH_FINALS.format("trajs_per_batch")),
             (finals and stores, _NOT_WITH_FINALS.format("replay_buffer")),
         ]
         for clash, message in clashes:

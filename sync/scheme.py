@@ -303,13 +303,6 @@ class WeightSyncScheme:
         if self.sync:
             self._need_sender("send").settle(workers)
 
-    def number_next(self, version: int) -> None:
-        """Give the next version that is published, also by `connect`, this number.
-
-        For a sender that passes on what another one published, under the same numbers.
-        """
-        self._need_sender("number_next").version = version - 1
-
     @closes_on_interrupt
     def send_async(
         self,

@@ -44,7 +44,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 PRELOAD = (
     "collectors.multi",
     "collectors.single",
-    "collectors.remote.node",
+    "collectors.remote.host",
     "gymnasium.envs.classic_control",
     "sync.remote.rpc",
     "tests.promises.probe",

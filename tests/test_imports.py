@@ -28,7 +28,7 @@ LOCKSTEP = ("run", "harness", "collectors", "sync", "hydra_plugins", "lockstep_t
 HEAVY = ("torch", "tensordict", "numpy", "gymnasium", "wandb")
 PEERS = ("torchrl", "stable_baselines3", "sample_factory", "tianshou", "rlpyt")
 # The bridge to TorchRL, which runs in the peers' environment.
-BRIDGE = ("examples/from_torchrl", "tests/collectors/torchrl_cases")
+BRIDGE = ("examples/from_torchrl", "tests/examples/torchrl_cases")
 
 # Where code lives, and what it may never import.
 FORBIDDEN = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, UnbatchedTensor
+from tensordict import TensorDict, TensorDictBase, UnbatchedTensor, pad_sequence
 from torch import Tensor
 
 from collectors.rollout.frame_block import (
@@ -277,3 +277,21 @@ def check_alike(names: Sequence[str], layouts: Sequence[FrameLayout], otherwise:
 def frames_of(batch: TensorDictBase) -> int:
     """How many frames a batch holds, without padding."""
     return int(batch["collector", "mask"].count_nonzero())
+
+
+def split(batch: TensorDictBase) -> TensorDict:
+    """The batch's trajectories, or parts of such, one a row, padded to the longest: [rows, time].
+
+    Padding is zero, and False in ("collector", "mask").
+    """
+    parts = pieces(batch)
+    rows: TensorDict = pad_sequence(parts) if parts else batch[:0]
+    return rows
+
+
+def pieces(batch: TensorDictBase) -> list[TensorDictBase]:
+    """The frames of each trajectory in the batch, row by row, in the order of time."""
+    mask = batch["collector", "mask"]
+    rows, ids = mask.nonzero()[:, 0], batch["collector", "traj_ids"][mask]
+    _, lengths = torch.unique_consecutive(torch.stack([rows, ids]), dim=1, return_counts=True)
+    return list(batch[mask].split(lengths.tolist())) if len(lengths) else []

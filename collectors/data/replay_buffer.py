@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from collectors.annotations import is_whole
-from collectors.data.trajectories import by_key, by_name
+from collectors.rollout.spaces import key_of, name_of
 
 
 class ReplayBuffer:
@@ -226,3 +226,14 @@ def _flat(frames: TensorDictBase) -> TensorDictBase:
         )
     mask = frames.get(("collector", "mask"), None)
     return frames.reshape(-1) if mask is None or bool(mask.all()) else frames[mask]
+
+
+def by_name(frames: TensorDictBase) -> dict[str, Tensor]:
+    """A copy of the frames' tensors, by name."""
+    return {name_of(key): frames.get(key).clone() for key in frames.keys(True, True)}
+
+
+def by_key(tensors: dict[str, Tensor]) -> TensorDict:
+    """The frames of which `by_name` gave the tensors."""
+    length = len(next(iter(tensors.values())))
+    return TensorDict({key_of(name): tensor for name, tensor in tensors.items()}, [length])

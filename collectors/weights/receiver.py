@@ -75,10 +75,6 @@ class SchemeReceiver(WeightReceiver):
                 raise
             self._refused.add(model_id)  # this worker keeps its version
 
-    def has_refused(self, model_id: str) -> bool:
-        """Whether the newest version of a model could not be applied."""
-        return model_id in self._refused
-
     def take_at_least(self, versions: Mapping[str, int], timeout: float) -> None:
         for model_id, version in versions.items():
             scheme = self.schemes[model_id]

@@ -6,6 +6,7 @@ PYTHONPATH=. .venv-peers/bin/python examples/from_torchrl/ppo.py [frames]
 import sys
 
 import torch
+from adapters import as_gymnasium, as_torchrl
 from tensordict.nn import TensorDictModule
 from torchrl.envs import GymEnv, RewardSum, SerialEnv, TransformedEnv
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor, ValueOperator
@@ -13,7 +14,6 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from collectors import MultiSyncCollector
-from collectors.torchrl import as_gymnasium, as_torchrl
 
 WORKERS, ENVS, FRAMES_PER_BATCH = 2, 4, 1024
 EPOCHS, MINIBATCH = 10, 128

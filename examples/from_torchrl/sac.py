@@ -6,6 +6,7 @@ PYTHONPATH=. .venv-peers/bin/python examples/from_torchrl/sac.py [frames]
 import sys
 
 import torch
+from adapters import as_gymnasium, as_torchrl
 from tensordict.nn import TensorDictModule
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import GymEnv, RewardSum, TransformedEnv
@@ -19,7 +20,6 @@ from torchrl.modules import (
 from torchrl.objectives import SACLoss, SoftUpdate
 
 from collectors import MultiAsyncCollector
-from collectors.torchrl import as_gymnasium, as_torchrl
 
 RANDOM_FRAMES, FRAMES_PER_BATCH, SAMPLE = 1000, 50, 128
 

@@ -193,24 +193,27 @@ def _for_ever(collector: Any) -> None:
 
 
 def test_a_batch_is_counted_before_anybody_else_can_look(monkeypatch):
-    """What is saved in the middle of a thread's iteration has no batch in one place only."""
-    states: list[dict[str, Any]] = []
-    with make("single", trajs_per_batch=6) as collector:
-        other = threading.Thread(target=lambda: states.append(collector.state_dict()))
-        add = collector._assembler.add
+    """What is saved in the middle of a thread's iteration is counted and in the buffer."""
+    seen: list[tuple[int, int]] = []
+    buffer = ReplayBuffer(1000)
+    with make("single", replay_buffer=buffer) as collector:
 
-        def look_and_add(batch: Any) -> None:
+        def look() -> None:
+            seen.append((collector.state_dict()["frames"], len(buffer)))
+
+        other = threading.Thread(target=look)
+        extend = buffer.extend
+
+        def look_and_extend(batch: Any) -> None:
             if other.ident is None:
                 other.start()
                 other.join(0.5)  # it has the chance to be too early
-            add(batch)
+            extend(batch)
 
-        monkeypatch.setattr(collector._assembler, "add", look_and_add)
+        monkeypatch.setattr(buffer, "extend", look_and_extend)
         collector.next()
         other.join(30.0)
-        waiting = states[0]["whole"]
-        frames = [*waiting["done"], *waiting["open"].values()]
-        assert sum(len(fields["next/reward"]) for fields in frames) == states[0]["frames"] == 40
+        assert seen == [(collector.frames, collector.frames)]
 
 
 @pytest.mark.parametrize("kind", ["single", "async"])

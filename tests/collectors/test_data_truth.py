@@ -352,29 +352,6 @@ def test_split_trajs_gives_a_row_to_every_piece_of_a_trajectory():
             assert torch.equal(pieces["observation"][mask], told)
 
 
-@EACH
-def test_trajs_per_batch_gives_whole_trajectories(kind):
-    collector, _ = build(kind, trajs_per_batch=5)
-    rows = {}
-    with collector:
-        for _ in range(8):
-            batch = collector.next()
-            assert batch.batch_size[0] == 5
-            for row in batch:
-                frames = row[row["collector", "mask"]]
-                assert frames["is_init"].nonzero().flatten().tolist() == [0]
-                assert frames["next", "done"].nonzero().flatten().tolist() == [len(frames) - 1]
-                assert frames["observation"][:, 3].tolist() == list(range(len(frames)))
-                worker, env, episode = frames["observation"][0, :3].int().tolist()
-                rows.setdefault((worker, env), []).append(episode)
-        stats = collector.stats()
-        assert all_accounted_for(stats)
-        handed_out = collector.frames - stats["delivered"]
-        assert handed_out == collector._assembler.frames > 0  # what waits is in flight
-    for episodes in rows.values():
-        assert episodes == list(range(len(episodes)))  # none is missing, and in their order
-
-
 @pytest.mark.parametrize(
     ("kind", "env"),
     [("single", "native_next_step"), ("sync", "sync_same_step"), ("async", "sync_same_step")],
@@ -438,21 +415,8 @@ def test_an_indivisible_total_is_warned_of_once_and_overshot():
         assert sum(batch.numel() for batch in collector) == 66
 
 
-def test_trajectories_that_ended_within_the_total_are_handed_out():
-    def collect(**options):
-        collector, _ = build("sync", steps=20, total_frames=240, **options)
-        with collector:
-            return list(collector)
-
-    ended = sum(int(batch["next", "done"].sum()) for batch in collect())
-    batches = collect(trajs_per_batch=2)
-    assert len(batches) == ended // 2
-    assert all(batch["next", "done"].sum() == 2 for batch in batches)
-
-
-@pytest.mark.parametrize("options", [{}, {"total_frames": 60, "trajs_per_batch": 2}])
-def test_a_collector_whose_batches_nobody_can_count_has_no_length(options):
-    collector, _ = build("single", steps=5, **options)
+def test_a_collector_whose_batches_nobody_can_count_has_no_length():
+    collector, _ = build("single", steps=5)
     with collector, pytest.raises(TypeError, match="no length"):
         len(collector)
 

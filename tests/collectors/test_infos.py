@@ -82,7 +82,7 @@ def test_named_entries_come_along_in_whatever_form_frames_have(copy):
             batch = made.next()
             assert torch.equal(batch["next", "info", "lives"], batch["observation"][..., 3] + 1)
     buffer = ReplayBuffer(100)
-    for options in ({"replay_buffer": buffer}, {"trajs_per_batch": 3}, {"split_trajs": True}):
+    for options in ({"replay_buffer": buffer}, {"split_trajs": True}):
         with Collector(make, frames_per_batch=33, info_keys=KEYS, **options) as made:
             batch = made.next()
             check((batch if batch is not None else buffer[:]).reshape(1, -1))

@@ -1,4 +1,4 @@
-"""Trajectories are numbered, split, padded and gathered without losing a frame."""
+"""Trajectories are numbered, split and padded without losing a frame."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from collectors.data.batch import Trajectories
-from collectors.data.trajectories import TrajectoryAssembler, split
-from tests.collectors.support import same_bits
+from collectors.data.batch import Trajectories, split
 
 
 def batch_of(starts, ends, lengths=None, *, first=0, numbering=None):
@@ -90,56 +88,3 @@ def test_pieces_are_padded_to_the_longest():
 
 def test_a_batch_without_frames_has_no_pieces():
     assert len(split(batch_of([[1]], [[0]], [0]))) == 0
-
-
-def test_trajectories_are_gathered_over_batches_in_the_order_of_their_ends():
-    whole, numbering = TrajectoryAssembler(), Trajectories()
-    whole.add(batch_of([[1, 0], [1, 0]], [[0, 0], [0, 1]], numbering=numbering))
-    assert whole.take(2) is None
-    assert whole.frames == 4
-    whole.add(batch_of([[0, 1], [1, 0]], [[1, 0], [0, 0]], first=4, numbering=numbering))
-    taken = whole.take(2)
-    assert taken["frame"].tolist() == [[2, 3, 0], [0, 1, 4]]
-    assert whole.take(1) is None
-    assert whole.frames == 3
-
-
-def test_waiting_pieces_keep_no_batch_alive():
-    whole = TrajectoryAssembler()
-    whole.add(batch_of([[1, 0], [1, 0], [1, 0]], [[0, 1], [0, 1], [0, 0]]))
-    whole.take(2)
-    (piece,) = (piece for pieces in whole._open.values() for piece in pieces)
-    assert piece["frame"].untyped_storage().nbytes() == 2 * piece["frame"].itemsize
-
-
-def test_a_trajectory_that_a_reset_cut_short_is_given_out_as_truncated():
-    whole, numbering = TrajectoryAssembler(), Trajectories()
-    whole.add(batch_of([[1, 0], [1, 0]], [[0, 0], [0, 0]], numbering=numbering))
-    whole.add(batch_of([[1, 0], [0, 0]], [[0, 0], [0, 0]], first=4, numbering=numbering))
-    taken = whole.take(1)
-    assert taken["frame"].tolist() == [[0, 1]]
-    assert taken["next", "truncated"].tolist() == [[False, True]]
-    assert taken["next", "done"].tolist() == [[False, True]]
-    assert not taken["next", "terminated"].any()
-    assert whole.frames == 6
-
-
-def test_waiting_pieces_are_saved_whatever_their_keys_are_called():
-    saved, batch = TrajectoryAssembler(), batch_of([[1, 0]], [[0, 1]])
-    batch["arm/pos"] = batch["next", "100%2F"] = torch.ones(1, 2)
-    saved.add(batch)
-    loaded = TrajectoryAssembler()
-    loaded.load_state_dict(saved.state_dict())
-    assert same_bits(loaded.take(1), batch)
-
-
-def test_trajectories_that_wait_to_be_whole_are_saved():
-    whole, numbering = TrajectoryAssembler(), Trajectories()
-    whole.add(batch_of([[1, 0], [1, 1]], [[0, 0], [1, 0]], numbering=numbering))
-    again = TrajectoryAssembler()
-    again.load_state_dict(whole.state_dict())
-    assert again.frames == whole.frames == 4
-    more = batch_of([[0, 0], [0, 0]], [[0, 1], [0, 1]], first=4, numbering=numbering)
-    for one in (whole, again):
-        one.add(more)
-    assert again.take(3)["frame"].tolist() == whole.take(3)["frame"].tolist()

@@ -130,8 +130,8 @@ def test_settings_of_the_collector_are_refused_in_the_config_of_an_actor():
 )
 def test_ranks_that_make_no_sense_are_refused(changed, message):
     env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    assert Ranks.of(env).num_nodes == 2
-    assert [Ranks.of({**env, "RANK": rank}).node for rank in ("1", "2")] == [0, 1]
+    assert Ranks.of(env).num_workers == 2
+    assert [Ranks.of({**env, "RANK": rank}).worker for rank in ("1", "2")] == [0, 1]
     with pytest.raises(ValueError, match=message):
         Ranks.of({**env, **changed})
 
@@ -255,7 +255,7 @@ def test_a_host_that_owes_an_account_is_not_waited_for_again_before_it_gave_it(m
         call = engine.call
 
         def noting(peer, function, *args):
-            if threading.current_thread() is threading.main_thread():  # not the pulse
+            if threading.current_thread() is threading.main_thread():  # not what asks for events
                 asked.append(peer)
             return call(peer, function, *args)
 
@@ -263,6 +263,6 @@ def test_a_host_that_owes_an_account_is_not_waited_for_again_before_it_gave_it(m
         collector.stats()
         assert asked == [0]
         os.kill(silent.pid, signal.SIGCONT)
-        wait_until(silent.node._report.done)
+        wait_until(silent.is_fresh)
         collector.stats()
         assert asked == [0, 0, 1]

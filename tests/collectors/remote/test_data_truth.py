@@ -107,16 +107,6 @@ def test_a_batch_holds_all_hosts_in_their_order_and_random_frames_come_first():
     assert 60 <= drawn < 66
 
 
-def test_whole_trajectories_can_be_asked_for_and_frames_without_stamps():
-    collector, _ = build("distributed", trajs_per_batch=5, track_policy_version=False)
-    with collector:
-        for _ in range(4):
-            batch = collector.next()
-            assert batch.batch_size[0] == 5
-            assert "policy_version" not in batch.keys()  # noqa: SIM118
-            assert all_accounted_for(collector.stats())
-
-
 def changes_version_within(path):
     """Whether a version came within one of the recorded batches."""
     return any(step for plan in RecordedSchedule(path).batches for step, _ in plan.versions)

@@ -1,6 +1,6 @@
 """What the adapters for TorchRL promise, run by an interpreter that has TorchRL.
 
-`test_torchrl.py` runs this file, which prints the traceback of each case as JSON.
+`test_torchrl_adapters.py` runs this file, which prints the traceback of each case as JSON.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from torchrl.objectives import ClipPPOLoss, SACLoss
 from torchrl.objectives.value import GAE
 
 from collectors import Collector
-from collectors.torchrl import as_gymnasium, as_torchrl
+from examples.from_torchrl.adapters import as_gymnasium, as_torchrl
 
 ENDS = ("terminated", "truncated", "done")
 

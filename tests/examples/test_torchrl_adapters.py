@@ -31,7 +31,7 @@ def results() -> dict[str, str]:
     if not python.exists():
         pytest.skip("TorchRL is not installed here, and there is no .venv-peers: see `make peers`")
     ran = subprocess.run(
-        [python, "-m", "tests.collectors.torchrl_cases"],
+        [python, "-m", "tests.examples.torchrl_cases"],
         cwd=ROOT,
         env=os.environ | {"RL_WARNINGS": "0"},
         capture_output=True,
