@@ -135,12 +135,12 @@ class Pipeline:
         for block, workers in parcels:
             for worker in workers:
                 self._past[worker].append(block)
-        span = 0 if self._tear is None else self._tear.span
+        span, older = (0, 0) if self._tear is None else (self._tear.span, 1)  # one to tear with
         for one in outgoing:
             for worker in one.parcel.workers:
                 past, version = self._past[worker], one.block.version
                 self._delivered[worker] = version
-                while len(past) > 1 and past[1].version <= of_age(span, version):
+                while len(past) > older and past[older].version <= of_age(span, version):
                     past.popleft()
 
     def write(self, parcel: Parcel, others: Sequence[Outgoing] = ()) -> Outgoing:

@@ -16,9 +16,8 @@ from sync import (
     SharedMemWeightSyncScheme,
     WorkerDied,
 )
-from sync.effects.exact_lag import Lagging
-from sync.effects.pipeline import Parcel
-from sync.model.block import private_snapshot
+from sync.effects.pipeline import Parcel, Pipeline
+from tests.sync.effects.fakes import FakeSender
 from tests.sync.support import (
     KINDS,
     bits,
@@ -115,16 +114,15 @@ def test_a_version_that_its_wire_refuses_late_is_left_out():
 
 def test_a_version_is_delivered_once_and_kept_no_longer():
     layout = Layout.of({"a": torch.ones(3)})
-    lagging = Lagging(Lag("cycle", values=(0, 1)), num_workers=1)
+    pipeline = Pipeline(FakeSender(layout, 1), layout, lag=Lag("cycle", values=(0, 1)))
     delivered, kept = [], []
     for version in range(6):
-        block = private_snapshot(layout)
+        taken = pipeline.taken([])
+        block = pipeline.free_block(taken)
         block.stamp(version, b"")
-        parcels = [Parcel(block, [0])]
-        chosen = lagging.choose(parcels, lambda: private_snapshot(layout))
-        lagging.commit(parcels, chosen)
-        delivered.append([parcel.block.version for parcel in chosen])
-        kept.append([block.version for block in lagging.kept()])
+        outgoing = pipeline.prepare([Parcel(block, [0])], taken)
+        delivered.append([one.block.version for one in outgoing])
+        kept.append([block.version for block in pipeline.taken([])])
     assert delivered == [[0], [], [2], [], [4], []]  # the worker has what it would get again
     assert kept == [[], [1], [], [3], [], [5]]
 
