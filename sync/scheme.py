@@ -70,7 +70,7 @@ class WeightSyncScheme:
         take 10 s, or in a collector as long as the collector's timeout.
     check_finite: refuse to send NaN and infinite parameters; "all" also refuses such buffers.
     wire: the number format in which weights travel: "float32" (unchanged), "bfloat16", "float16",
-        "int8" or "delta"; see `effects/wire.py`.
+        "int8"; see `effects/rounding.py`.
     round_buffers: whether a lossy wire format also rounds the buffers of a module.
     link: delay versions like this network, a `Link` or the name of a preset.
     lag: send versions that are older by this number, or by a random `Lag`.
