@@ -8,7 +8,6 @@ In Python `read` gives the same runs as two tables, of runs and of their records
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     from harness.report.pages import Table, to_text
     from harness.report.runs import read_runs
-    from harness.report.text import show_progress
+    from harness.report.text import show, show_progress
 
     try:
         runs, records = read_runs(options.places, RETURNS)
@@ -62,10 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_progress("")
     rows = list(_rows(runs, records))
     table = Table(["run", "state", "frames", "return", "started"], rows)
-    try:
-        print(to_text([table], most_rows=None), flush=True)
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    show(to_text([table], most_rows=None))
     return 0
 
 

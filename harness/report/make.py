@@ -17,7 +17,7 @@ from harness.report.pages import Document, to_html, to_markdown, to_text
 from harness.report.runs import MARK, read_runs
 from harness.report.scores import WANTED, Report, analyse, respond
 from harness.report.settings import arrange
-from harness.report.text import show_progress
+from harness.report.text import show, show_progress
 
 FIGURES, DATA = "figures", "data"
 MOST_COLUMNS = 100  # of a paragraph on a terminal
@@ -59,8 +59,8 @@ def make(options: argparse.Namespace) -> bool:
     show_progress("")
     done, running = ((runs["state"] == state).sum() for state in ("done", "running"))
     damaged = runs["problems"].map(bool).sum()
-    print(for_terminal(report))
-    print(f"\n{out / MARK}: {count(len(runs), 'run')}, {done} done, {damaged} with damaged files")
+    show(for_terminal(report))
+    show(f"\n{out / MARK}: {count(len(runs), 'run')}, {done} done, {damaged} with damaged files")
     if options.wandb and not (running and options.watch):
         upload(out / MARK, document, report, mode=options.wandb, project=options.project)
     return bool(running)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterable
@@ -51,3 +52,11 @@ def show_progress(text: str) -> None:
         columns = shutil.get_terminal_size().columns - 1
         shown = printable(text)[:columns]
         print(f"\r{shown:<{columns}}", end="", file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Print it, also where `| head` has seen enough of it."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -411,6 +411,8 @@ def _key(report: Report) -> list[str]:
     shown = {score.metric for task in report.plan.tasks for score in columns_of(report, task)}
     if report.collapsed.notna().any():
         shown.add(COLLAPSED)
+    if NEWEST not in shown:
+        shown.discard(ACTING)  # the warning at the top has said what it is
     items = [text for name, text in DEFINITIONS.items() if name in shown]
     if any(len(score.comparisons) for score in report.primary):
         items.append(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from harness import runs
 from tests.harness.report.synthetic import make_run
+from tests.harness.small import ROOT
 
 
 def test_the_list_has_the_state_frames_return_and_age_of_each_run(tmp_path, capsys):
@@ -67,3 +70,13 @@ def test_one_run_may_be_read_as_well(tmp_path):
     assert records["policy/lag_mean"].tolist() == pytest.approx(
         [record["policy/lag_mean"] for record in expected]
     )
+
+
+def test_a_list_may_be_cut_by_head(tmp_path):
+    for seed in range(3):
+        make_run(tmp_path / f"run{seed}", seed=seed, frames=200)
+    list_runs = f"{sys.executable} -m harness.runs {tmp_path}"
+    # The pipe is closed before anything is written to it.
+    piped = f"set -o pipefail; {list_runs} | true"
+    done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
