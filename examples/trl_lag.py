@@ -144,9 +144,11 @@ def main():
     parser.add_argument("--seed", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--digits", type=int, default=4)
     parser.add_argument("--pretraining", type=int, default=0, help="supervised updates before")
-    parser.add_argument("--updates", type=int, default=150)
-    parser.add_argument("--batch", type=int, default=32, help="answers in an update, 8 to a prompt")
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument(
+        "--batch", type=int, default=128, help="answers in an update, 8 to a prompt"
+    )
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--epsilon", type=float, default=0.2, help="of the clip")
     parser.add_argument("--out", type=Path, default=Path("outputs/trl"))
     options = parser.parse_args()

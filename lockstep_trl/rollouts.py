@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from collectors.schedule.recording import Header, RecordedSchedule, ScheduleFile
+from harness.files import MOST_BYTES_YAML, parse_yaml, read_text
 from lockstep_trl import on_cpu
 from lockstep_trl.run import RunRecord
 from lockstep_trl.sampler import Reward, Sampler, Writing
@@ -23,9 +24,17 @@ SCHEDULE, STATE = "schedule.jsonl", "lockstep"  # files of a run, and of a check
 _NAMES = {
     "model": "the first weights",
     "num_steps": "max_completion_length",
-    "num_envs": "as answers of a batch",
+    "num_envs": "answers in a batch:",
     "seed": "seed",
 }
+
+
+def _recorded_look_ahead(config: Path, otherwise: bool) -> bool:
+    """What a recorded run had, if its config says it."""
+    recorded = parse_yaml(read_text(config, MOST_BYTES_YAML)) if config.is_file() else {}
+    collector = recorded.get("collector") if isinstance(recorded, dict) else None
+    found = collector.get("look_ahead") if isinstance(collector, dict) else None
+    return found if isinstance(found, bool) else otherwise
 
 
 class LockstepRollouts:
@@ -48,7 +57,7 @@ class LockstepRollouts:
     replay: a run directory, or a file of a schedule: the same versions as in that run.
     tear, wire: as in `sync`.
     look_ahead: whether the trainer asks for a batch before the last one is used, as accelerate
-        does, which adds one update to the lag. By default with `free`, and as in a replayed run.
+        does, which adds one update to the lag. By default with `free`; in a replay, as recorded.
     size: how many prompts are answered at once: one batch of the schedule.
     queue_batches: with `free`, how many such batches may wait.
     apply_at: with `free`, take new weights before each `answer`, or before each `token`.
@@ -86,11 +95,15 @@ class LockstepRollouts:
             raise ValueError(
                 "replay: the recorded run has its own versions; leave lag and free out"
             )
-        self._free, self._replay = free, None
+        exact = not free and replay is None
+        look_ahead = not exact if look_ahead is None else look_ahead
+        self._replay = None
         if replay is not None:
             path = Path(replay)
             self._replay = RecordedSchedule(path / SCHEDULE if path.is_dir() else path)
-        exact = not free and replay is None
+            look_ahead = _recorded_look_ahead(
+                self._replay.path.with_name("config.yaml"), look_ahead
+            )
         self.transfer = Transfer(self.lag, tear, wire, keep_all=replay is not None)
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
         sampler = Sampler(loaded, AutoTokenizer.from_pretrained(model), prompts, rewards)
@@ -109,11 +122,13 @@ class LockstepRollouts:
             "collector": {
                 "name": "exact" if exact else "free" if free else "replay",
                 "replay": None if replay is None else str(replay),
+                "look_ahead": look_ahead,
             },
         }
         if tear is not None:
             mechanism["sync"]["tear"] = str(tear)
-        base = {"algo": {"name": "grpo"}, "env": {"id": "trl"}, "model": {"name": Path(model).name}}
+        name = Path(model).name.strip(".")
+        base = {"algo": {"name": "grpo"}, "env": {"id": "trl"}, "model": {"name": name}}
         self.record = RunRecord(
             run_dir,
             {**base, **mechanism, **(options or {})},
@@ -121,10 +136,10 @@ class LockstepRollouts:
             eval_prompts=eval_prompts,
             eval_steps=eval_steps,
             trace=trace,
-            look_ahead=(not exact) if look_ahead is None else look_ahead,
+            look_ahead=look_ahead,
         )
         self._sampler = sampler
-        self._resumable = exact and not self.record.look_ahead
+        self._resumable = exact and not look_ahead
 
     def attach(self, trainer: Any) -> None:
         """Join the trainer that got `worker` and `transfer`; before `trainer.train()`."""

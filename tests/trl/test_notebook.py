@@ -15,6 +15,7 @@ pytest.importorskip("trl", reason="TRL is not installed: `make trl` makes an env
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.timeout(600)
 def test_the_notebook_runs(tmp_path):
     lines = ["import subprocess"]
     for cell in json.loads((ROOT / "examples/trl_lag.ipynb").read_text())["cells"]:
@@ -26,7 +27,7 @@ def test_the_notebook_runs(tmp_path):
         lines.append("")
     text = "\n".join(lines)
     for line, shorter in (
-        *(("updates=100", "updates=5"), ("batch=128", "batch=32"), ("size=16", "size=4")),
+        *(("updates=100", "updates=17"), ("batch=128", "batch=32"), ("size=16", "size=4")),
         ("updates=20", "updates=5"),
     ):
         assert line in text
@@ -37,7 +38,7 @@ def test_the_notebook_runs(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     assert "the same bits: True" in done.stdout

@@ -53,6 +53,14 @@ def test_a_free_run_is_recorded_and_its_replay_has_the_same_bits(run):
     assert said < np.mean(free.each("policy/lag_mean")) <= said + 1
 
 
+def test_an_exact_run_is_replayed_too_with_another_learner(run):
+    exact = run("exact", lag=2, updates=6)
+    assert run("replay", replay=exact.path, updates=6).weights == exact.weights
+    other = run("other", replay=exact.path, updates=6, learning_rate=1e-3)
+    assert other.each("policy/lag_mean") == exact.each("policy/lag_mean")
+    assert other.weights != exact.weights
+
+
 def test_weights_taken_within_an_answer_are_recorded_token_by_token(run):
     free = run("free", free=True, apply_at="token", digits=24, trace=True, updates=8)
     assert run("replay", replay=free.path, digits=24, updates=8).weights == free.weights
