@@ -45,7 +45,7 @@ class Scores(NamedTuple):
 
     table: pd.DataFrame  # index (objective, lag, seed), columns SCORES
     steps: str  # gradient steps of an update
-    cost: float  # time of evaluations as a share of the whole, median of the runs
+    costs: pd.Series  # time of evaluations as a share of the whole, of each run
     missing: list[str]  # runs that are not finished
 
     def of(self, setting: Setting, score: str) -> pd.Series:
@@ -75,8 +75,8 @@ def read_scores(sweep: Path) -> Scores:
     steps = sorted({round(of_run[run][STEPS].mean()) for run in done.index})
     span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
     spent = done["summary.time/evaluate_s"]
-    cost = float((spent / (spent + done["summary.wall_s"])).median())
-    return Scores(table, span, cost, list(runs.loc[runs["state"] != "done", "name"]))
+    costs = spent / (spent + done["summary.wall_s"])
+    return Scores(table, span, costs, list(runs.loc[runs["state"] != "done", "name"]))
 
 
 def scores_of(records: pd.DataFrame) -> dict[str, float]:
@@ -213,8 +213,9 @@ def named(setting: Setting) -> str:
 
 
 def lines(scores: Scores, claims: list[Claim]) -> Iterator[str]:
-    yield f"{len(scores.table)} runs; an update is {scores.steps} gradient steps; evaluations take "
-    yield f"{scores.cost:.0%} of a run's time (median)."
+    low, median, high = scores.costs.quantile([0, 0.5, 1])
+    yield f"{len(scores.table)} runs; an update is {scores.steps} gradient steps"
+    yield f"evaluations take {median:.0%} of a run's time (median; {low:.0%} to {high:.0%})"
     if scores.missing:
         yield f"Not finished: {', '.join(scores.missing)}."
     head = ("acting, over training", "acting, around the evaluations")

@@ -12,9 +12,9 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from benchmarks import collapse, hidden, hypotheses, pack, rate_lag, seeds, two_scores
+from benchmarks import collapse, dose, hidden, hypotheses, pack, rate_lag, seeds, two_scores
 from harness.config.compose import compose_run
 from harness.report.runs import FILES, read_runs
 from harness.report.scores import TRAINED
@@ -307,9 +307,8 @@ def test_a_claim_is_confirmed_by_what_it_says(means, kind, verdict):
     assert outcomes(means, kind) == verdict
 
 
-@pytest.mark.parametrize("study", hypotheses.STUDIES)
-def test_each_claim_is_about_settings_of_its_sweep(study):
-    claims = list(hypotheses.STUDIES[study].claims())
+def composed_jobs(study: str) -> list[DictConfig]:
+    """The configs of a study's jobs with the first seed."""
     composed = compose_run([f"experiment={study}"])
     jobs = []
     for overrides in jobs_of_experiment(study, "seed=1"):
@@ -318,6 +317,13 @@ def test_each_claim_is_about_settings_of_its_sweep(study):
             if name not in ("experiment", "seed"):
                 OmegaConf.update(job, name, int(value) if name == "point" else value)
         jobs.append(job)
+    return jobs
+
+
+@pytest.mark.parametrize("study", hypotheses.STUDIES)
+def test_each_claim_is_about_settings_of_its_sweep(study):
+    claims = list(hypotheses.STUDIES[study].claims())
+    jobs = composed_jobs(study)
     for side in (side for claim in claims for side in (claim.left, claim.right)):
         for setting in filter(None, side):
             if setting.get("algo.objective") in hypotheses.REFUSED_TODAY:
@@ -365,3 +371,59 @@ def test_a_claim_whose_seeds_do_not_pair_is_refused():
     left, right = (hypotheses.Side({"sync.lag": lag}) for lag in (0, 4))
     with pytest.raises(ValueError, match="2 and 1 runs, of which 1 have the same seed"):
         hypotheses.decide(values, [hypotheses.Claim(1, left, "same", right)], 1.0)
+
+
+# -- delay, randomness and learning
+
+
+def dosed(place: Path, objective: str, lag: int, seed: int, returns: tuple[float, ...]) -> None:
+    """A run whose acting, sampled and greedy returns are these, each of them all the time."""
+    run = make_run(place, seed=seed, algo={"objective": objective}, sync={"lag": lag})
+    acting, sampled, newest = (value + seed / 100 for value in returns)
+    figures = {"episode/return": acting, "train/gradient_steps": 10 + lag}
+    evaluated = {"eval/return": newest, "eval/return_sampled": sampled, "eval/entropy": 1.0}
+    lines = [{"step": step, **figures} for step in range(100, 1100, 100)]
+    for line in lines[4::5]:
+        line |= evaluated
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(
+        json.dumps(summary | {"wall_s": 90.0 - seed, "time/evaluate_s": 10.0 + seed})
+    )
+
+
+def test_a_difference_is_delay_randomness_and_learning(tmp_path, capsys):
+    returns = {("behaviour", 0): (70, 75, 80), ("behaviour", 16): (20, 30, 70)}
+    returns |= {("decoupled", 16): (50, 58, 60)}
+    for (objective, lag), values in returns.items():
+        for seed in (1, 2, 3):
+            dosed(tmp_path / f"{objective},{lag},{seed}", objective, lag, seed, values)
+    dose.main([str(tmp_path), "--study", "dose_tokens", "--figure", str(tmp_path / "a.png")])
+    text = capsys.readouterr().out
+    assert "9 runs; an update is 10 to 26 gradient steps" in text
+    assert "evaluations take 12% of a run's time (median; 11% to 13%)" in text
+    row = next(line for line in text.splitlines() if "16 less `behaviour` at lag 0" in line)
+    cells = [cell.split(" [")[0] + cell.rpartition("]")[2] for cell in row.split(" | ")[1:]]
+    assert cells[:4] == ["-50", "-5.000, 10%", "-35, 70%", "-10.000, 20% |"]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_acting_return_is_taken_around_the_evaluations():
+    """Of 1,000 frames with evaluations after 500 and 1,000: within 250 frames of each."""
+    steps, returns = [100, 300, 600, 1000], [1.0, 2.0, 4.0, 8.0]
+    records = pd.DataFrame({"step": steps, TRAINED: returns})
+    first = (50 * 2 + 300 * 4 + 150 * 8) / 500
+    assert dose.around(records, np.array([500, 1000])) == pytest.approx((first + 8) / 2)
+
+
+@pytest.mark.parametrize("study", dose.STUDIES)
+def test_every_hypothesis_of_a_dose_is_about_settings_that_its_experiment_has(study):
+    table = {
+        (job.algo.objective, int(job.sync.lag), seed): dict.fromkeys(dose.SCORES, 1.0 * seed)
+        for job in composed_jobs(study)
+        for seed in (1, 2)
+    }
+    index = pd.MultiIndex.from_tuples(table, names=["objective", "lag", "seed"])
+    scores = dose.Scores(pd.DataFrame(list(table.values()), index).sort_index(), "1", index, [])
+    for claim in dose.STUDIES[study]():
+        assert len(claim.left(scores)) == len(claim.right(scores)) == 2, claim.text
