@@ -70,7 +70,7 @@ FLAGS = [
 ]
 
 STATUS = """\
-0 done; 1 failed (traceback in status.json); 2 the config cannot work; 130 ended by Ctrl-C, 143
+0 done; 1 failed (see traceback.txt); 2 the config cannot work; 130 ended by Ctrl-C, 143
 by SIGTERM, both with a checkpoint. A second Ctrl-C ends at once."""
 
 

@@ -17,6 +17,7 @@ from collectors import BaseCollector, ReplayBuffer
 from collectors.rollout.seeds import untouched_streams
 from harness.algorithms.interface import Learner, Setup
 from harness.environments.factory import EnvFactory, alters_returns, single
+from harness.environments.trial import try_out
 from harness.environments.wrappers import KEY, UNKNOWN
 from harness.errors import ConfigError, ImpossiblePair
 from harness.numbers import count
@@ -81,6 +82,8 @@ def spaces(config: Config) -> tuple[Space[Any], Space[Any]]:
     try:
         if isinstance(env, VectorEnv):
             return env.single_observation_space, env.single_action_space
+        if ":" in one.id:  # of a module that the user names
+            try_out(env.unwrapped, one.id, seed=config.seed)
         return env.observation_space, env.action_space
     finally:
         _close(env, one)

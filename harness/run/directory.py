@@ -49,6 +49,7 @@ class RunDir:
         self.config = path / "config.yaml"
         self.manifest = path / "manifest.json"
         self.status = path / "status.json"
+        self.traceback = path / "traceback.txt"
         self.metrics = path / "metrics.jsonl"
         self.summary = path / "summary.json"
         self.schedule = path / SCHEDULE
@@ -184,6 +185,17 @@ class RunDir:
             write_json(self.status, status)
         except (OSError, MemoryError):  # no room for a second file, say; there is that of the old
             overwrite_json(self.status, status, most_bytes=ROOM)
+        self._write_traceback(trace)
+
+    def _write_traceback(self, trace: str | None) -> None:
+        """The traceback as text; none of an earlier part of the run is left."""
+        try:
+            if trace is not None:
+                write_atomic(self.traceback, trace)
+            else:
+                self.traceback.unlink(missing_ok=True)
+        except OSError as error:  # status.json has it, too
+            log.warning("%s cannot be written: %s", self.traceback, error)
 
     def end(self, state: str, *, summary: dict[str, Any], error: BaseException | None) -> None:
         """The last words: the summary, the manifest's end, and the state."""

@@ -10,7 +10,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ from harness.run.build import (
 )
 from harness.run.checkpoints import CheckpointError, Checkpoints
 from harness.run.directory import RunDir, RunDirInUse
+from harness.run.failure import describe
 from harness.run.provenance import manifest
 from harness.run.runner import PublishedWeights, Runner
 from harness.run.signals import WRITTEN, Interrupted, Interruption
@@ -357,10 +358,10 @@ class Execution:
         elif isinstance(error, CheckpointError):
             print(f"lockstep: {error}", file=sys.stderr)
         elif error is not None:
-            print(f"lockstep: {state}: {type(error).__name__}: {error}", file=sys.stderr)
-            with suppress(OSError):  # where it cannot be read, nor could it be written
-                if self.run_dir.read_status().get("state") == state:
-                    print(f"lockstep: the traceback is in {self.run_dir.status}", file=sys.stderr)
+            headline, *lines = describe(error)
+            print("\n".join([f"lockstep: {state}: {headline}", *lines]), file=sys.stderr)
+            if self.run_dir.traceback.is_file():
+                print(f"lockstep: the traceback is in {self.run_dir.traceback}", file=sys.stderr)
         # The recording of a resumed run lacks what its workers were at when they were ended.
         whole = not (self.plan.resume and self.run_dir.schedule.exists())
         self.display.finish(

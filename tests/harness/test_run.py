@@ -404,7 +404,8 @@ def test_a_failing_run_says_so_and_how(capsys):
     assert "Traceback" in found["traceback"]
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("lockstep: failed: ")
-    assert said[1:] == [f"lockstep: the traceback is in {directory.absolute() / 'status.json'}"]
+    assert said[1:] == [f"lockstep: the traceback is in {directory.absolute() / 'traceback.txt'}"]
+    assert (directory / "traceback.txt").read_text() == found["traceback"]
 
 
 def test_no_traceback_is_promised_where_none_could_be_written(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,67 @@
+"""An environment, an objective and a callback of a user's own, with a mistake in each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from harness.options.base import Options
+from harness.registry import callbacks, objectives
+from harness.run.callbacks import Callback
+
+
+class Own(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, mistake: str = "", after: int = 40):
+        self.mistake, self.left = mistake, after
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        if self.mistake == "no info":
+            return self._observation()
+        if self.mistake == "reset":
+            raise KeyError("goal")
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.mistake == "late" and not self.left:
+            self._explode()
+        if self.mistake == "four values":
+            return self._observation(), 0.0, False, {}
+        if self.mistake == "reward":
+            return self._observation(), np.zeros(2), False, False, {}
+        return self._observation(), 0.0, False, False, {}
+
+    def _observation(self) -> Any:
+        return np.zeros(4 if self.mistake == "shape" else 3, np.float32)
+
+    def _explode(self) -> None:
+        raise ZeroDivisionError("the goal is where the agent is")
+
+
+gym.register("Own-v0", Own)
+
+
+@objectives.register("loss_itself")
+def loss_itself(frames: Any, config: Any, *, options: Any) -> Any:
+    return (frames.log_prob * frames.advantages).mean()
+
+
+@dataclass
+class StumblingConfig(Options):
+    """Nothing to choose."""
+
+
+@callbacks.register("stumbling", options=StumblingConfig)
+class Stumbling(Callback):
+    def on_update(self, run: Any, metrics: dict[str, float]) -> None:
+        self._look_up(metrics)
+
+    def _look_up(self, metrics: dict[str, float]) -> None:
+        metrics["no_such_metric"] += 1
