@@ -186,6 +186,28 @@ def test_an_episode_cut_at_the_end_of_a_batch_counts_once_another_one_starts():
     assert episodes.read() == {"episode/return": 1, "episode/length": 2, "episode/count": 1}
 
 
+def test_an_episode_goes_on_where_only_later_environments_made_frames():
+    counted = torch.zeros(2, 2, 4)  # return, length, over, first: of the second environment
+    counted[1] = torch.tensor([[1.0, 3.0, 0.0, 0.0], [5.0, 4.0, 1.0, 0.0]])
+    is_second = torch.tensor([[False, False], [True, True]])
+    batch = TensorDict(
+        {
+            "collector": {"mask": is_second, "traj_ids": torch.zeros(2, 2, dtype=torch.int64)},
+            "next": {
+                "reward": torch.ones(2, 2),
+                "done": torch.tensor([[False, False], [False, True]]),
+                "info": {KEY: counted},
+            },
+        },
+        batch_size=[2, 2],
+    )
+    batch["collector", "env"] = is_second.long()
+    episodes = Episodes()
+    episodes.add(batch)
+    read = episodes.read()
+    assert (read["episode/return"], read["episode/length"]) == (5.0, 4.0)
+
+
 def test_an_episode_left_without_an_end_counts_for_nothing():
     episodes = Episodes()
     episodes.add(batch([[3, 1, 0, 1], [1, 2, 0, 0]], [3, -2], [0, 0]))

@@ -87,6 +87,19 @@ def test_one_number_that_is_expanded_to_itself_can_be_written_in_place():
     assert destination["a"].item() == 1
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("inplace", [True, False], ids=["inplace", "replaced"])
+def test_a_torchscript_module_takes_parameters_and_buffers(inplace):
+    destination = torch.jit.script(nn.BatchNorm1d(2))
+    source = nn.BatchNorm1d(2)
+    with torch.no_grad():
+        source.weight.fill_(3.0)
+        source.running_mean.fill_(7.0)
+    WeightStrategy().apply_weights(destination, source.state_dict(), inplace=inplace)
+    assert destination.weight.tolist() == [3, 3]
+    assert destination.running_mean.tolist() == [7, 7]
+
+
 def memory(source):
     flat = WeightStrategy().flatten(source)
     return {slot.name: slot.tensor.data_ptr() for slot in flat.slots}
