@@ -75,7 +75,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "outputs/first_ablation: 8 done" in done.stdout
-    assert "| line | sync.lag=0 | sync.lag=16 |" in done.stdout
+    assert "| setting | verdict | difference | newest weights |" in done.stdout
     assert "identical: all metrics but times" in done.stdout
 
 
