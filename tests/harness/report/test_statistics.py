@@ -13,7 +13,13 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from harness.report.comparisons import Margin, compare_pairs, is_significant, pairs_needed
+from harness.report.comparisons import (
+    Margin,
+    compare_pairs,
+    has_share,
+    is_significant,
+    pairs_needed,
+)
 from harness.report.statistics import (
     band,
     caution,
@@ -453,6 +459,12 @@ def test_the_seeds_that_a_comparison_needs_give_its_test_the_power_that_is_promi
         power = np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05)
         assert (power > 0.79) == reaches or abs(power - 0.8) < 0.01
     assert pairs_needed(comparison, 6, 5) > needed
+    assert pairs_needed(comparison._replace(margin=1e6), 6, 1) == 2
     equal = comparison._replace(low=comparison.high)
     for unknown, pairs in ((equal, 6), (comparison._replace(margin=0.0), 6), (comparison, 1)):
         assert pairs_needed(unknown, pairs, 1) is None
+
+
+def test_a_share_of_scores_means_something_from_zero_upwards():
+    assert has_share(pd.DataFrame({1: [0.0, 3.0]}))
+    assert not has_share(pd.DataFrame({1: [-0.5, 3.0]}))
