@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import shlex
+import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,9 +36,21 @@ def require(who: str, module: str, extra: str) -> None:
 def install_command(extra: str) -> str:
     """The command that installs one of Lockstep's extras, here: in a checkout, or beside it."""
     if not (ROOT / "pyproject.toml").is_file():
-        return f"pip install 'lockstep-rl[{extra}]'"
+        return installing(f"'lockstep-rl[{extra}]'")
     checkout = "." if Path.cwd() == ROOT else ROOT
-    return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    return installing(f"-e {shlex.quote(f'{checkout}[{extra}]')}")
+
+
+def installing(what: str) -> str:
+    """The command that installs packages for this interpreter: by its own pip, or by uv."""
+    python, pip = shlex.quote(sys.executable), shutil.which("pip")
+    if pip is not None and Path(pip).parent == Path(sys.executable).parent:
+        return f"pip install {what}"
+    if importlib.util.find_spec("pip") is not None:
+        return f"{python} -m pip install {what}"
+    if shutil.which("uv") is not None:
+        return f"uv pip install {what} --python {python}"
+    return f"pip install {what}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -25,10 +25,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from harness.errors import ConfigError, suggest
+from harness.errors import ConfigError, nearest, suggest
 from harness.options import algorithms as algo
 from harness.options import algorithms as objective
 from harness.options import collectors as collect
@@ -103,7 +104,7 @@ class Registry:
     def get(self, name: Any) -> Part:
         """The part of this name; an unknown one is a `ConfigError` that names the nearest."""
         if not isinstance(name, str) or name not in self._parts:
-            hint = suggest(str(name), self._parts)
+            hint = f"{suggest(str(name), self._parts)} (yours? plugins=[module])"
             raise ConfigError(f"{self.group}={name}: there is no such {self.kind}; {hint}")
         return self._parts[name]
 
@@ -199,8 +200,12 @@ def _load(module: str) -> None:
     try:
         import_named(module)
     except (Exception, SystemExit) as error:  # whatever that module does when it is imported
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            near = nearest(module, [file.stem for file in Path.cwd().glob("*.py")])
+            hint = "" if near is None else f"; did you mean {near}?"
         raise ConfigError(
-            f"plugins=[{module}] cannot be imported: {type(error).__name__}: {error}"
+            f"plugins=[{module}] cannot be imported: {type(error).__name__}: {error}{hint}"
         ) from error
 
 

@@ -109,7 +109,7 @@ def _no_override(text: str) -> str:
         return f"{text!r} is no command; did you mean {near}?"
     quotes = "; other signs than plain letters go in quotes within quotes, \"name='é 1%'\""
     return f"{text!r} is no override: write option=value, group=name or group.option=value" + (
-        quotes if "=" in text else ""
+        quotes if "=" in text else f"; the commands are {', '.join(COMMANDS)}"
     )
 
 

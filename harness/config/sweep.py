@@ -121,7 +121,13 @@ class Sweep:
             self.progress = self._begin(plans)
 
     def start(self) -> None:
-        """Print a line when a job ends; a job in this process says so itself."""
+        """Say what will be done, and print a line when a job ends.
+
+        A job in this process says itself that it has ended.
+        """
+        if not self._searches:
+            parallel = self.config.hydra.launcher.get("parallel") or 1
+            print(self.progress.plan(parallel), flush=True)
         if self._choices.get("hydra/launcher") != "basic":
             self.progress.start()
 

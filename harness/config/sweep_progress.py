@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.files import read_json
 from harness.logging.dashboard import duration
+from harness.numbers import count
 from harness.run.directory import RunDir
 
 STARTED = "multirun.yaml"  # written by the sweeper when the sweep is started
@@ -35,6 +36,13 @@ class Progress:
         self._begun_at, self._num_skipped = time.monotonic(), len(skipped)
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="lockstep-sweep", daemon=True)
+
+    def plan(self, parallel: int) -> str:
+        """How many jobs there are, and how many of them are left to do."""
+        num_jobs = len(self._known())
+        left = num_jobs - self._num_skipped
+        done = f", {self._num_skipped} done before" if self._num_skipped else ""
+        return f"{count(num_jobs, 'job')}{done}, {left} to run, {min(parallel, left)} at a time"
 
     def start(self) -> None:
         """Look now and then, for jobs that run in other processes."""
@@ -101,14 +109,14 @@ class Progress:
 
     def _line(self, job: Path, state: str) -> str:
         """How many have ended, how this one did, and how long the rest takes at this pace."""
-        count = len(self._ended)
+        num_ended = len(self._ended)
         if self._jobs is None:
-            return f"[{count}] {job}: {state}"
-        num_left = len(self._jobs) - count
-        pace_s = (time.monotonic() - self._begun_at) / (count - self._num_skipped)
+            return f"[{num_ended}] {job}: {state}"
+        num_left = len(self._jobs) - num_ended
+        pace_s = (time.monotonic() - self._begun_at) / (num_ended - self._num_skipped)
         goes_on = num_left and state != "interrupted"
         left = f", {duration(pace_s * num_left)} left" if goes_on else ""
-        return f"[{count}/{len(self._jobs)}] {job}: {state}{left}"
+        return f"[{num_ended}/{len(self._jobs)}] {job}: {state}{left}"
 
 
 def failures(folder: Path) -> int:

@@ -61,8 +61,9 @@ def mappings(cls: type) -> list[str]:
 
 
 def summary(cls: type) -> str:
-    """The first line of a class's docstring."""
-    return (inspect.getdoc(cls) or "").partition("\n")[0]
+    """The first line of a class's docstring; none of one that dataclasses make."""
+    first = (inspect.getdoc(cls) or "").partition("\n")[0]
+    return "" if first.startswith(f"{cls.__name__}(") else first
 
 
 def comments(cls: type) -> dict[str, str]:

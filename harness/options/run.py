@@ -88,7 +88,9 @@ class CommandConfig:
 
     # a run directory: continue from its newest checkpoint; latest: the newest run below outputs/
     resume: str | None = None
-    skip_done: bool = False  # skip jobs whose directory holds a finished run of the same config
+    # skip jobs whose directory holds a finished run of the same config, and let interrupted runs of
+    # it go on from their newest checkpoint
+    skip_done: bool = False
     # move a finished run that is in the way to .earlier/; false: refuse to start
     replace_done: bool = False
     skip_impossible: bool = False  # skip jobs whose options do not work together

@@ -166,6 +166,13 @@ class RunDir:
         """Whether it holds a finished run of this very config."""
         return self.is_done() and self.config.is_file() and read_text(self.config) == config
 
+    def is_interrupted_with(self, config: str) -> bool:
+        """Whether it holds a run of this very config that can go on from a checkpoint."""
+        state = self.read_status().get("state")
+        ended = state == "interrupted" or (state == "running" and not self.is_alive())
+        same = self.config.is_file() and read_text(self.config) == config
+        return ended and same and any(self.checkpoints.glob("[0-9]*.safetensors"))
+
     def read_summary(self) -> dict[str, Any]:
         """What a finished run came to; empty if there is no summary, or a damaged one."""
         return _read_or_warn(self.summary)

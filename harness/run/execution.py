@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,15 @@ def own_state(*, seed: int, num_threads: int) -> Iterator[None]:
 def _execute(plan: RunPlan) -> Outcome:
     learner = make_learner(plan.config)
     state = saved_state(plan, learner) if plan.resume else None
+    if plan.skip_done and RunDir(plan.directory).is_interrupted_with(plan.yaml):
+        try:
+            state = saved_state(plan, learner)
+        except ConfigError as error:
+            print(f"lockstep: {plan.directory} starts anew: {error}", file=sys.stderr)
+            learner = make_learner(plan.config)
+        else:
+            plan = replace(plan, resume=True)
+            print(f"{plan.directory} goes on from frame {state[0]:,}", flush=True)
     if state and state[0] >= plan.config.total_frames and is_complete(plan):
         return finished(plan)
     display = Display(plan.config.total_frames, print_every_s=plan.config.print_every_s)

@@ -128,6 +128,26 @@ def test_jobs_end_with_a_checkpoint_when_their_sweep_is_ended(signum):
     assert all(list((file.parent / "checkpoints").iterdir()) for file in metrics)
 
 
+def test_an_interrupted_job_goes_on_from_its_checkpoint_when_the_rest_is_done(capsys):
+    given = ("-m", *SMALL, "total_frames=512", "checkpoint.every_frames=128", "seed=1,2")
+    assert run.main([*given, "checkpoint.keep=9", "sweep=whole"]) == 0
+    assert "2 jobs, 2 to run, 1 at a time\n" in capsys.readouterr().out
+    given = (*given, "checkpoint.keep=9", "sweep=mine")
+    assert run.main(given) == 0
+    broken = Path("outputs/mine/seed=2")
+    for file in sorted((broken / "checkpoints").iterdir())[2:]:
+        file.unlink()
+    (broken / "summary.json").unlink()
+    write_json(broken / "status.json", {"state": "interrupted"})
+    capsys.readouterr()
+    assert run.main([*given, "skip_done=true"]) == 0
+    out = capsys.readouterr().out
+    assert "2 jobs, 1 done before, 1 to run, 1 at a time\n" in out
+    assert "outputs/mine/seed=2 goes on from frame 256\n" in out
+    assert compare_records(Path("outputs/whole/seed=2"), broken) is None
+    assert not Path("outputs/mine/.earlier").exists()
+
+
 def test_joblib_is_refused_where_jobs_have_workers():
     single = plan_run([*SMALL]).config
     check_launcher("joblib", single)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium as gym
@@ -13,9 +15,9 @@ from gymnasium.envs.registration import EnvSpec
 from harness.config.compose import CONF, compose_run
 from harness.config.help import groups
 from harness.config.plan import plain, plan_run
-from harness.errors import install_command
+from harness.errors import install_command, installing
 from harness.options import ConfigError, ImpossiblePair, PPOConfig, SACConfig
-from harness.options.base import comments
+from harness.options.base import comments, summary
 from harness.options.run import EnvConfig
 from harness.registry import GROUPS, algorithms
 from tests.harness.config.composed import config_of, error_of
@@ -220,6 +222,8 @@ def test_a_runs_name_is_one_file_name():
         (["device=cuda:99"], ["CUDA devices"]),
         # what is no override
         (["blub"], ["blub", "option=value"]),
+        (["list"], ["'list'", "the commands are ", "report", "play", "reproduce"]),
+        (["algo.objective=leaky"], ["algo.objective=leaky", "(yours? plugins=[module])"]),
         (["logger.wandb.project=Ü 1"], ["Ü 1", "name='é 1%'"]),
         (["=3"], ["names no option"]),
         (["--flag"], ["--help"]),
@@ -235,6 +239,28 @@ def test_a_mistake_is_one_line_with_the_nearest_right_thing(overrides, parts):
     error = error_of(*overrides)
     for part in parts:
         assert part in error
+
+
+def test_what_installs_packages_is_what_this_interpreter_has(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/uv")
+    for has_pip, begin in ((True, f"{sys.executable} -m pip install x"), (False, "uv pip install")):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, has=has_pip: has or None)
+        assert installing("x").startswith(begin)
+    assert installing("x").endswith(f"--python {sys.executable}")
+
+
+def test_a_module_of_plugins_that_is_mistyped_is_named(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("my_parts.py").touch()
+    assert "did you mean my_parts?" in error_of("plugins=[my_partz]")
+
+
+def test_a_signature_that_dataclasses_make_is_no_help():
+    @dataclass
+    class Silent:
+        every: int = 10
+
+    assert summary(Silent) == ""
 
 
 @pytest.mark.parametrize(("env", "extra"), [("halfcheetah", "mujoco"), ("lunarlander", "box2d")])
