@@ -257,9 +257,9 @@ def effects(rows: Sequence[Any], what: str = "the score") -> str:
     rows: interactions with one change, against one value of the other option.
     """
     first = rows[0]
-    values = [*(row.effect for row in rows), first.base_effect]
-    settings = [*(row.at for row in rows), first.base]
-    verb, sizes, more, less = "changes", list(map(signed, values)), "upwards", "downwards"
+    values = [first.base_effect, *(row.effect for row in rows)]
+    settings = [first.base, *(row.at for row in rows)]
+    verb, sizes, more, less = "changes", list(map(signed, values)), "higher", "lower"
     if max(values) < 0:
         verb, sizes, more, less = "lowers", [number(-value) for value in values], "less", "more"
     elif min(values) > 0:

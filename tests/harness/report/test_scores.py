@@ -467,3 +467,20 @@ def test_a_setting_of_which_no_run_finished_is_in_no_comparison(tmp_path):
     make_run(tmp_path / "failed", scheme="c", seed=1, state="failed")
     verdicts = dict(report(tmp_path).primary[0].comparisons[["setting", "verdict"]].to_numpy())
     assert verdicts["c"] == "not tested"
+
+
+def test_effects_of_two_signs_are_higher_and_lower_and_not_more_and_less(tmp_path):
+    noise = iter(np.random.default_rng(2).normal(size=100))
+    effects = {(0, 0.1): 0, (6, 0.1): -30, (0, 0.3): 0, (6, 0.3): 10, (0, 0.5): 0, (6, 0.5): -31}
+    for (lag, clip), effect in effects.items():
+        for seed in range(5):
+            place = tmp_path / f"{lag}-{clip}-{seed}"
+            make_run(place, seed=seed, clip=clip, lag=lag)
+            change(place, **{"eval/return": 100.0 + effect + next(noise)})
+    found = report(tmp_path, score="evaluation", interaction="lag*clip")
+    sentence, *_ = opening(found)
+    assert sentence.startswith(
+        "Changing lag from 0 to 6 changes the return of the last policy by -"
+    )
+    assert ": higher with clip=0.3 (p = " in sentence
+    assert "; no difference found between clip=0.5 and clip=0.1 (p = " in sentence
