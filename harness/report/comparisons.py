@@ -193,7 +193,7 @@ def pairs_needed(comparison: Any, pairs: int, num_tests: int) -> int | None:
     known, or if it takes more than `MOST_PAIRS`.
     """
     width = comparison.high - comparison.low
-    if pairs < 2 and not comparison.margin > 0 and width == 0:
+    if pairs < 2 or not comparison.margin > 0 or width == 0:
         return None
     deviation = width / 2 * math.sqrt(pairs) / student_quantile((1 + LEVEL) / 2, pairs - 1)
     counts = np.arange(2, MOST_PAIRS + 1)
