@@ -8,6 +8,7 @@ A Qwen3 of 84,000 parameters, made here, learns to sort digits. It takes minutes
 
 import argparse
 import os
+from dataclasses import fields
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched
@@ -88,46 +89,52 @@ def sorted_share(prompts, completions, **columns):
 
 
 def train(
-    model, *, lag=0, seed=1, digits=4, updates=150, batch=32, run_dir=None, save="no", **options
+    model,
+    *,
+    lag=0,
+    seed=1,
+    digits=4,
+    updates=150,
+    batch=32,
+    run_dir=None,
+    resume=None,
+    prompts=None,
+    reward=sorted_share,
+    **options,
 ):
-    """One run; `options` are those of `LockstepRollouts`."""
-    prompts = make_prompts(digits, 4096, seed=10_000 + seed)
-    names = ("max_staleness", "learning_rate", "num_generations", "epsilon", "resume")
-    arguments = {key: options.pop(key) for key in (*names, "weight_sync_steps") if key in options}
-    resume = arguments.pop("resume", None)
-    reward = options.pop("reward", sorted_share)
+    """One run. `options` are arguments of `AsyncGRPOConfig` or of `LockstepRollouts`."""
+    prompts = prompts or make_prompts(digits, 4096, seed=10_000 + seed)
+    names = {field.name for field in fields(AsyncGRPOConfig)}
+    arguments = {name: value for name, value in options.items() if name in names}
+    evaluation = {"eval_prompts": make_prompts(digits, 200, seed=1), "eval_every": updates // 10}
     rollouts = LockstepRollouts(
         model,
         prompts,
         reward,
         lag=lag,
         run_dir=run_dir,
-        **{
-            "eval_prompts": make_prompts(digits, 200, seed=1),
-            "eval_steps": updates // 10,
-            **options,
-        },
         options={"env": {"id": f"sort {digits} digits"}},
+        **evaluation | {name: value for name, value in options.items() if name not in names},
     )
-    args = AsyncGRPOConfig(
-        output_dir=str(Path(run_dir or "outputs/trl/unnamed") / "trl"),
-        max_steps=updates,
-        per_device_train_batch_size=batch,
-        max_completion_length=digits,
-        token_budget=-1,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to="none",
-        save_strategy=save,
-        save_steps=max(1, updates // 2),
-        disable_tqdm=True,
-        seed=seed,
-        **{"learning_rate": 3e-3, "max_staleness": 1000, "num_generations": 8, **arguments},
-    )
+    defaults = {
+        "output_dir": str(Path(run_dir or "outputs/trl/unnamed") / "trl"),
+        "max_steps": updates,
+        "per_device_train_batch_size": batch,
+        "max_completion_length": digits,
+        "max_staleness": 1000,
+        "learning_rate": 3e-3,
+        "token_budget": -1,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": seed,
+    }
     trainer = AsyncGRPOTrainer(
         model=model,
-        args=args,
+        args=AsyncGRPOConfig(**defaults | arguments),
         train_dataset=prompts,
         reward_funcs=reward,
         rollout_worker=rollouts.worker,

@@ -6,7 +6,7 @@
                                       tear and wire format            of a prompt, scores them
     rollout_queue.get          <-----------------------------------   the next answer, stamped
 
-`Rollouts` makes and joins the parts; docs/trl.md has the page for users.
+`LockstepRollouts` makes and joins the parts; docs/trl.md has the page for users.
 """
 
 from lockstep_trl.rollouts import LockstepRollouts as LockstepRollouts

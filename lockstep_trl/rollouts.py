@@ -61,7 +61,7 @@ class LockstepRollouts:
     size: how many prompts are answered at once: one batch of the schedule.
     queue_batches: with `free`, how many such batches may wait.
     apply_at: with `free`, take new weights before each `answer`, or before each `token`.
-    eval_prompts, eval_steps: what is evaluated with the newest weights, at first, after so many
+    eval_prompts, eval_every: what is evaluated with the newest weights, at first, after so many
         updates, and at the end.
     run_dir, options, trace: what is recorded where; `options` are added to config.yaml.
     """
@@ -82,11 +82,10 @@ class LockstepRollouts:
         queue_batches: int = 4,
         apply_at: Literal["answer", "token"] = "answer",
         eval_prompts: Any = None,
-        eval_steps: int = 0,
+        eval_every: int = 0,
         run_dir: str | Path | None = None,
         options: dict[str, Any] | None = None,
         trace: bool = False,
-        dtype: str = "float32",
     ):
         check_trl()
         on_cpu.install()
@@ -105,7 +104,7 @@ class LockstepRollouts:
                 self._replay.path.with_name("config.yaml"), look_ahead
             )
         self.transfer = Transfer(self.lag, tear, wire, keep_all=replay is not None)
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+        loaded = AutoModelForCausalLM.from_pretrained(model)
         sampler = Sampler(loaded, AutoTokenizer.from_pretrained(model), prompts, rewards)
         self.worker: Any = Worker(
             self.transfer,
@@ -134,12 +133,12 @@ class LockstepRollouts:
             {**base, **mechanism, **(options or {})},
             sampler=sampler,
             eval_prompts=eval_prompts,
-            eval_steps=eval_steps,
+            eval_every=eval_every,
             trace=trace,
             look_ahead=look_ahead,
         )
         self._sampler = sampler
-        self._resumable = exact and not look_ahead
+        self._exact, self._resumable = exact, exact and not look_ahead
 
     def attach(self, trainer: Any) -> None:
         """Join the trainer that got `worker` and `transfer`; before `trainer.train()`."""
@@ -161,8 +160,9 @@ class LockstepRollouts:
                     f"{name}={getattr(args, name)}: this worker has {name}={values[0]}"
                 )
         self._check_lag(args)
+        self._check_batches(args)
         self._trainer = trainer
-        self._sampler.model.to(args.device)
+        self._sampler.model.to(args.device, trainer.model.dtype)
         worker, transfer, record = self.worker, self.transfer, self.record
         worker.writing = Writing(
             args.num_generations, args.max_completion_length, args.temperature, args.seed
@@ -171,6 +171,27 @@ class LockstepRollouts:
         transfer.keeps_recent = self._resumable and args.save_strategy != "no"
         record.saving = self._save
         record.attach(trainer)
+
+    def _check_batches(self, args: Any) -> None:
+        if args.token_budget is None:
+            raise ValueError(
+                "token_budget is not set, and TRL would ask a vLLM server for it: "
+                "set token_budget=-1"
+            )
+        if not self._exact:
+            return
+        if args.token_budget > 0:
+            raise ValueError(
+                f"token_budget={args.token_budget}: a sample that does not fit waits for the next "
+                "update, older than the lag; set token_budget=-1"
+            )
+        used = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        written = self._size * args.num_generations
+        if used % written:
+            raise ValueError(
+                f"size={self._size}, num_generations={args.num_generations}: {written} answers are "
+                f"written at once, and an update uses {used}; the rest would be older than the lag"
+            )
 
     def _check_lag(self, args: Any) -> None:
         versions = args.max_steps // args.weight_sync_steps

@@ -116,7 +116,7 @@ class RunRecord(TrainerCallback):
     """Follows one training, and writes its run directory if there is one.
 
     options: of config.yaml, beside the trainer's arguments.
-    sampler, eval_prompts: for evaluations, at first, after every `eval_steps`, and at the end.
+    sampler, eval_prompts: for evaluations, at first, after every `eval_every`, and at the end.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class RunRecord(TrainerCallback):
         *,
         sampler: Sampler | None = None,
         eval_prompts: Any = None,
-        eval_steps: int = 0,
+        eval_every: int = 0,
         trace: bool = False,
         look_ahead: bool = True,
     ):
@@ -139,7 +139,7 @@ class RunRecord(TrainerCallback):
         self.counts = Counter[str]()  # tokens taken, dropped, used; answers used
         self._directory = None if directory is None else Path(directory)
         self._options = dict(options or {})
-        self._eval_steps = 0 if eval_prompts is None else eval_steps
+        self._eval_every = 0 if eval_prompts is None else eval_every
         self._sampler = copy.copy(sampler) if eval_prompts is not None else None
         self._eval_prompts, self.writes_trace = eval_prompts, trace
         self._ended = self._follows = False  # follows another worker, such as TRL's own
@@ -248,7 +248,7 @@ class RunRecord(TrainerCallback):
         self.open()
         if self._follows:
             self._note_version()
-        if self._eval_steps and not state.global_step:
+        if self._eval_every and not state.global_step:
             self.evaluate()
 
     def _note_version(self) -> None:
@@ -278,7 +278,7 @@ class RunRecord(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._follows and state.global_step % args.weight_sync_steps == 0:
             self._note_version()
-        if self._eval_steps and state.global_step % self._eval_steps == 0:
+        if self._eval_every and state.global_step % self._eval_every == 0:
             self.evaluate()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -26,7 +26,7 @@ def run(model, tmp_path):
     """Train, in a run directory of that name: 16 answers an update, 4 to each prompt."""
     from examples import trl_lag
 
-    def start(name: str, updates: int = UPDATES, **options) -> Trained:
+    def start(name: str, updates: int = UPDATES, model: str = model, **options) -> Trained:
         trained = trl_lag.train(
             model,
             run_dir=tmp_path / name,

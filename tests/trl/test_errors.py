@@ -33,6 +33,19 @@ def test_a_lag_that_trl_would_drop(run):
         run("dropped", lag=Lag("uniform", low=0, high=6), max_staleness=4)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"token_budget": None}, "would ask a vLLM server for it: set token_budget=-1"),
+        ({"token_budget": 64}, "token_budget=64: a sample that does not fit waits"),
+        ({"size": 8}, "32 answers are written at once, and an update uses 16"),
+    ],
+)
+def test_batches_that_would_make_answers_older_than_the_lag(run, options, message):
+    with pytest.raises(ValueError, match=message):
+        run("inexact", lag=1, **options)
+
+
 def test_a_schedule_that_ends_early(run):
     short = run("short", updates=4, free=True)
     with pytest.raises(EndOfSchedule, match=r"schedule.jsonl ends after \d+ batches"):
@@ -79,7 +92,7 @@ def test_a_reward_of_another_length(run):
 
 
 def test_a_free_run_is_not_resumed(run, tmp_path):
-    run("free", free=True, save="steps")
+    run("free", free=True, save_strategy="steps", save_steps=6)
     with pytest.raises(ValueError, match="only a run with an exact lag can go on"):
         run("free", free=True, resume=str(tmp_path / "free" / "trl" / "checkpoint-6"))
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed: `make trl` makes an environment for it")
+
+from datasets import Dataset
+from transformers import AutoTokenizer
 
 from examples import trl_lag
 from lockstep_check.check import check
@@ -33,6 +37,40 @@ def test_without_lag_every_answer_is_of_the_weights_that_train_on_it(run):
     assert fresh.each("policy/lag_max") == fresh.each("trl/staleness_max") == [0] * UPDATES
     # The ratio of new weights to those that wrote is 1, up to the rounding of two programs.
     assert max(map(abs, fresh.each("policy/kl"))) < 1e-5
+
+
+def test_prompts_of_several_lengths_and_answers_that_end_early_are_scored_alike(run):
+    """What TRL's trainer computes of an answer, without padding, is what the worker wrote."""
+    rows = [
+        row
+        for pair in zip(*(trl_lag.make_prompts(n, 8, n) for n in (2, 7)), strict=True)
+        for row in pair
+    ]
+    texts = Dataset.from_list(rows)
+    mixed = run("mixed", lag=0, prompts=texts, digits=9, learning_rate=1e-2)
+    assert len({*mixed.each("episode/length")}) > 1
+    assert max(map(abs, mixed.each("policy/kl"))) < 1e-5
+
+
+def test_conversations_are_written_by_the_chat_template(run, model, tmp_path):
+    folder = tmp_path / "chat"
+    shutil.copytree(model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for one in messages %}{{ one.content }}{% endfor %} ="
+    tokenizer.save_pretrained(folder)
+    texts = [row["prompt"].removesuffix(" =") for row in trl_lag.make_prompts(4, 8, 0)]
+    rows = [{"prompt": [{"role": "user", "content": text}], "key": text} for text in texts]
+    seen = []
+
+    def reward(prompts, completions, completion_ids, key):
+        seen.append((prompts[0], completions[0], key[0]))
+        return [float(len(ids)) for ids in completion_ids]
+
+    options = {"prompts": Dataset.from_list(rows), "reward": reward, "updates": 2}
+    run("chat", model=str(folder), **options)
+    prompt, completion, key = seen[0]
+    assert prompt[0]["content"] == key == texts[0]
+    assert completion[0]["role"] == "assistant"
 
 
 def test_accelerate_looks_ahead_and_the_figure_of_trl_is_one_update_too_low(run):
@@ -91,6 +129,20 @@ def test_lag_counts_syncs_and_optimiser_steps(run):
     assert rare.each("policy/lag_updates_mean") == ages
 
 
+def test_lag_is_exact_with_gradient_accumulation(run):
+    parts = run("parts", lag=2, batch=8, gradient_accumulation_steps=2, updates=6)
+    assert parts.each("policy/lag_mean") == parts.each("policy/lag_max") == [0, 1, 2, 2, 2, 2]
+
+
+def test_a_free_run_with_a_token_budget_and_drops_is_replayed(run):
+    options = {"token_budget": 60, "max_staleness": 1, "updates": 8}
+    free = run("free", free=True, **options)
+    replay = run("replay", replay=free.path, **options)
+    assert replay.weights == free.weights
+    assert replay.record.counts == free.record.counts
+    assert free.record.ages.total() == free.record.counts["used"]
+
+
 def test_torn_and_rounded_weights_act_as_in_the_sync_package(run):
     plain = run("plain", lag=1, updates=4)
     torn = run("torn", lag=1, updates=4, tear=Tear(0.5), trace=True)
@@ -107,8 +159,14 @@ def test_torn_and_rounded_weights_act_as_in_the_sync_package(run):
 
 
 def test_a_resumed_run_has_the_bits_of_one_that_went_through(run, tmp_path):
-    whole = run("whole", lag=3, save="steps")
-    resumed = run("whole", lag=3, save="steps", resume=str(whole.path / "trl" / "checkpoint-6"))
+    whole = run("whole", lag=3, save_strategy="steps", save_steps=6)
+    resumed = run(
+        "whole",
+        lag=3,
+        save_strategy="steps",
+        save_steps=6,
+        resume=str(whole.path / "trl" / "checkpoint-6"),
+    )
     assert resumed.weights == whole.weights
     assert resumed.each("policy/lag_mean") == [min(3, update) for update in range(UPDATES)]
     summary = json.loads((whole.path / "summary.json").read_text())
@@ -119,7 +177,7 @@ def test_a_run_directory_is_read_by_the_report(run):
     from harness.report.runs import read_run
 
     prompts = trl_lag.make_prompts(4, 20, seed=1)
-    scored = run("scored", lag=2, eval_prompts=prompts, eval_steps=5)
+    scored = run("scored", lag=2, eval_prompts=prompts, eval_every=5)
     wanted = ("eval/return", "eval/return_sampled", "episode/return", "policy/lag_mean")
     read = read_run(scored.path, wanted, name="scored", source="trl")
     assert read.problems == []
@@ -131,7 +189,7 @@ def test_a_run_directory_is_read_by_the_report(run):
 
 def test_an_evaluation_changes_nothing_of_the_training(run):
     prompts = trl_lag.make_prompts(4, 20, seed=1)
-    often = run("often", lag=2, eval_prompts=prompts, eval_steps=2)
+    often = run("often", lag=2, eval_prompts=prompts, eval_every=2)
     assert often.weights == run("never", lag=2).weights
 
 
