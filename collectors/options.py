@@ -231,7 +231,10 @@ class Options(
                 "raise num_workers",
             ),
             (not (stores or self.extend_buffer), "extend_buffer=False needs a replay_buffer"),
-            (raises and self.max_restarts != 10, 'max_restarts is for on_worker_failure="restart"'),
+            (
+                raises and self.max_restarts != ProcessOptions.max_restarts,
+                'max_restarts is for on_worker_failure="restart"',
+            ),
             (kind in (ASYNC, SIMULATED) and endless, NEVER_DONE.format(kind)),
             (
                 self.record_schedule is not None and self.track_policy_version is False,

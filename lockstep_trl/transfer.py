@@ -69,7 +69,7 @@ class Transfer:
         if self.newest < 0:
             self.scheme.init_on_sender(weights=weights, devices=[None])
             self.scheme.connect()
-            self.scheme.channel.kept = lambda: list(self._blocks.values())
+            self._blocks = self.scheme.channel.kept
             self.newest = self.scheme.first_version
             self.model = _checksum(weights)
         else:
@@ -80,12 +80,11 @@ class Transfer:
         if self.keeps_recent:
             copies = {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
             self.recent.append((self.newest, copies))
-        for block, _ in self.scheme.channel.published:
+        for block, _ in self.scheme.channel.take_published():
             self.delivered = self.scheme.first_version + block.version
             if not self._keep_all:
                 self._blocks.clear()
             self._blocks[self.delivered] = block
-        self.scheme.channel.published = []
 
     def forget(self, below: int) -> None:
         """Versions below this one are not needed any more."""

@@ -153,8 +153,11 @@ class Receiver:
     def _wait(self, deadline: float) -> None:
         while self.version == self._returned:
             self._check_open()
-            # A thread that sleeps must itself read what wakes it.
-            if self.channel.sender_gone() if self._thread is None else self._thread_ended:
+            if self._thread is None:
+                is_over = bool(self.channel.sender_gone())
+            else:  # only the thread reads what the channel brings
+                is_over = self._thread_ended
+            if is_over:
                 raise ConnectionError(
                     f"{self}: the sender is gone; there is no version after {self.version}"
                 )

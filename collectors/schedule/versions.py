@@ -34,17 +34,15 @@ class Versions:
             )
         self._scheme = scheme
         scheme.connect()
-        scheme.channel.kept = lambda: list(self.blocks.values())
         self._policy = policy
         self._load = scheme.loader(policy)
-        self.blocks: dict[int, Snapshot] = {}
+        self.blocks = scheme.channel.kept
         self._loaded = -1
 
     def take_published(self) -> list[Delivery]:
         """What the scheme has sent since the last call."""
-        fresh, self._scheme.channel.published = self._scheme.channel.published, []
         deliveries = []
-        for block, workers in fresh:
+        for block, workers in self._scheme.channel.take_published():
             version = self._publisher.base + block.version
             self.blocks[version] = block
             deliveries.append(Delivery(version, block.nbytes, workers))
@@ -85,7 +83,9 @@ class Versions:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         layout = next(iter(self.blocks.values())).layout
         self._scheme.channel.published = []
-        self.blocks = {int(name): Snapshot(layout, one.clone()) for name, one in state.items()}
+        blocks = {int(name): Snapshot(layout, one.clone()) for name, one in state.items()}
+        self.blocks.clear()
+        self.blocks.update(blocks)
         self._loaded = -1
 
 

@@ -1,4 +1,4 @@
-"""All workers of one collector: watches, calls and replaces them. `starting.py` starts them.
+"""All workers of one collector: starts, watches, calls and replaces them.
 
 One thread at a time receives messages, for all threads that wait. A worker that raises, dies or
 makes no progress gets a `failure`. The waiting threads return then, and the pool raises the failure
@@ -29,6 +29,7 @@ from collectors.weights.publisher import Publisher
 from collectors.workers.handle import (
     FRAME_COUNTS,
     Answer,
+    CannotReplace,
     Event,
     Failed,
     Hello,
@@ -36,7 +37,7 @@ from collectors.workers.handle import (
     WorkerHandle,
     failures_of,
 )
-from collectors.workers.starting import replace, start_all
+from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
 from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
 
@@ -46,6 +47,10 @@ _REFRESH_S = 0.5
 
 
 Group = tuple[WorkerHandle, ...]
+
+
+def _never() -> bool:
+    return False
 
 
 class WorkerPool:
@@ -76,7 +81,7 @@ class WorkerPool:
         self.changed = False  # whether a worker was replaced since `attend`
         self.preempted = 0  # frames that stopped workers did not make
         self.news = threading.Condition(threading.RLock())
-        self.ending = threading.RLock()  # one thread at a time ends a worker
+        self._ending = threading.RLock()  # one thread at a time ends a worker
         self._recovering = threading.RLock()  # one thread at a time replaces workers
         self._listener: int | None = None  # the thread that listens
         self._wake = Doorbell()  # for the listener: the pool is closed
@@ -103,7 +108,7 @@ class WorkerPool:
         with self.news:
             self.handles = list(handles)
         try:
-            start_all(self, handles)
+            self._start_all(handles)
         except BaseException:
             for handle in handles:
                 handle.tell_to_stop(0.0, True)
@@ -113,12 +118,99 @@ class WorkerPool:
                 self.handles = []
             raise
 
-    def start_generation(self, handle: WorkerHandle) -> None:
+    def _start_all(self, handles: Sequence[WorkerHandle]) -> None:
+        """Start these workers, and wait until each has its environments and version 0."""
+        for handle in handles:
+            with self.news:
+                self._raise_if_closed()
+                handle.failure, handle.moved_at = None, awake_s()
+                handle.start(_spec(handle))
+        self._await_all(handles, lambda handle: handle.hello is not None)
+        for handle in handles:
+            self._number_environments(handle)
+        self._connect(handles)
+        with self.news:
+            for handle in handles:
+                handle.last_progress, handle.moved_at = None, awake_s()
+
+    def _connect(self, handles: Sequence[WorkerHandle]) -> None:
+        """Meet the workers' receivers; the worker's own error comes before the scheme's."""
+        schemes = [
+            scheme
+            for scheme in self.publisher.schemes.values()
+            if not isinstance(scheme, NoWeightSyncScheme)
+        ]
+        try:
+            for scheme in schemes:
+                for handle in handles:
+                    scheme.describe_worker(handle.index, handle.described)
+                if len(handles) == scheme.num_workers:
+                    scheme.connect()
+                    continue
+                for handle in handles:
+                    scheme.connect(worker_idx=handle.index)
+        except WorkerError:
+            self.wait(lambda: bool(failures_of(handles)), 0.5)
+            if failures := failures_of(handles):
+                raise combine(failures) from None
+            raise
+        self._await_all(handles, lambda handle: handle.met)
+
+    def _await_all(
+        self, handles: Sequence[WorkerHandle], done: Callable[[WorkerHandle], bool]
+    ) -> None:
+        """Wait until `done` for all; raise for those that failed or did not get there."""
+        timeout = self.options.start_timeout
+        self.wait(lambda: all(done(h) or h.failure is not None for h in handles), timeout)
+        self._raise_if_closed()
+        for handle in handles:
+            if handle.failure is None and not done(handle):
+                activity = handle.activity()
+                text = f"{handle} was not ready within start_timeout={timeout:g} s: it {activity}"
+                handle.failure = WorkerTimeout(handle.index, text)
+        if failures := failures_of(handles):
+            raise combine(failures)
+
+    def replace(self, handle: WorkerHandle) -> None:
+        """Start a replacement for a failed worker. It may fail as well."""
+        self._raise_if_closed()
+        try:
+            with self._ending:
+                handle.make_way()
+                self._receive_the_rest(handle)
+        except CannotReplace as error:
+            assert handle.failure is not None
+            handle.failure.add_note(str(error))
+            raise handle.failure from None
+        except Exception as error:  # noqa: BLE001 - whatever an engine raises: it costs a restart
+            text = f"{handle} could not be replaced: {type(error).__name__}: {error}"
+            with self.news:
+                self._start_generation(handle)
+                handle.failure = WorkerDied(handle.index, text)
+            return
+        with self.news:  # threads that wait for an answer ask the new generation again
+            self._start_generation(handle)
+        try:
+            self._start_all([handle])
+        except WorkerError as error:
+            handle.failure = handle.failure or error
+
+    def _number_environments(self, handle: WorkerHandle) -> None:
+        """Number the worker's environments after those of the workers before it."""
+        assert handle.hello is not None
+        count = handle.hello.num_envs
+        if handle.first_env >= 0 and count != handle.num_envs:
+            text = f"{handle} has {count} environments; the worker that it replaces had "
+            raise WorkerRaised(handle.index, f"{text}{handle.num_envs}")
+        handle.num_envs = count
+        handle.first_env = sum(h.num_envs for h in self.handles if h.index < handle.index)
+
+    def _start_generation(self, handle: WorkerHandle) -> None:
         handle.start_generation()
         handle.restarts += 1
         self.changed = True
 
-    def raise_if_closed(self) -> None:
+    def _raise_if_closed(self) -> None:
         if self.closed:
             raise RuntimeError("the collector was shut down")
 
@@ -142,7 +234,7 @@ class WorkerPool:
         """Listen until `done()`, or until a worker has failed or was replaced since `attend`."""
         self.wait(lambda: bool(self.failed() or self.changed or done()))
 
-    def listen(self, timeout: float = 0.0, unless: Callable[[], bool] = bool) -> bool:
+    def listen(self, timeout: float = 0.0, unless: Callable[[], bool] = _never) -> bool:
         """Receive messages of workers, waiting up to `timeout`; not if `unless()` is true."""
         me, ready = threading.get_ident(), set[int]()
         with self.news:
@@ -285,7 +377,7 @@ class WorkerPool:
                             f"all max_restarts={self.options.max_restarts} are used up"
                         )
                     raise failure
-                replace(self, failed[0])
+                self.replace(failed[0])
 
     def _record_failure(self, handle: WorkerHandle) -> None:
         recorder, self.recorder = self.recorder, None
@@ -445,7 +537,7 @@ class WorkerPool:
         limit = self.options.timeout if timeout is None else timeout
         asked = []
         with self.news:
-            self.raise_if_closed()
+            self._raise_if_closed()
             for handle in self.handles if handles is None else handles:
                 self._numbers += 1
                 number, args = self._numbers, arguments(handle)
@@ -460,7 +552,7 @@ class WorkerPool:
         answers = []
         failures: dict[int, WorkerError] = {}
         with self.news:
-            self.raise_if_closed()
+            self._raise_if_closed()
             for handle, generation, number in asked:
                 if number in handle.answers:
                     answers.append((handle, *handle.answers.pop(number)))
@@ -586,13 +678,13 @@ class WorkerPool:
             raise
 
     def _end(self, handle: WorkerHandle, timeout: float) -> None:
-        with self.ending:
+        with self._ending:
             handle.end(timeout)
-            self.receive_the_rest(handle)
+            self._receive_the_rest(handle)
             if self.closed:
                 handle.close()
 
-    def receive_the_rest(self, handle: WorkerHandle) -> None:
+    def _receive_the_rest(self, handle: WorkerHandle) -> None:
         with self.news:
             for event in handle.receive():
                 self._handle(handle, event)
@@ -605,3 +697,10 @@ def _versions(group: Group) -> list[int]:
         for handle in group
     ]
     return [min(of_one) for of_one in zip_longest(*of_each, fillvalue=sys.maxsize)]
+
+
+def _spec(handle: WorkerHandle) -> Any:
+    """What the worker is told: of the random frames, those that its predecessors left."""
+    spec = handle.spec
+    left = max(0, spec.options["random_frames"] - handle.earlier)
+    return dataclasses.replace(spec, options={**spec.options, "random_frames": left})

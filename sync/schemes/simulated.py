@@ -25,7 +25,7 @@ class SimulatedSender(SenderChannel):
     """Keeps published blocks in the form in which they would travel.
 
     published: blocks that were not taken yet, with the workers they are for.
-    kept: returns the other blocks that must not be overwritten.
+    kept: the other blocks that must not be overwritten; the owner of the clock fills it.
     """
 
     mechanism = "simulated"
@@ -33,7 +33,7 @@ class SimulatedSender(SenderChannel):
     def __init__(self, layout: Layout, num_workers: int):
         super().__init__(layout, num_workers)
         self.published: list[tuple[Snapshot, list[int]]] = []
-        self.kept: Callable[[], list[Snapshot]] = list
+        self.kept: dict[int, Snapshot] = {}
         self._answers = [Answer(worker, JOINED) for worker in range(num_workers)]
 
     def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
@@ -43,13 +43,18 @@ class SimulatedSender(SenderChannel):
         self.published.append((block, list(workers)))
         self.count_moved(block.nbytes)
 
+    def take_published(self) -> list[tuple[Snapshot, list[int]]]:
+        """What was published since the last call."""
+        published, self.published = self.published, []
+        return published
+
     def applied(self, worker: int, version: int, published_ns: int) -> None:
         """The worker uses this version from now on."""
         now = now_ns()
         self._answers.append(Answer(worker, APPLIED, version, published_ns, now, now))
 
     def blocks_in_use(self) -> list[Snapshot]:
-        return [*(block for block, _ in self.published), *self.kept()]
+        return [*(block for block, _ in self.published), *self.kept.values()]
 
     def poll(self) -> list[Answer]:
         answers, self._answers = self._answers, []
@@ -59,7 +64,8 @@ class SimulatedSender(SenderChannel):
         return []
 
     def close(self) -> None:
-        self.published, self.kept = [], list
+        self.published.clear()
+        self.kept.clear()
 
 
 class SimulatedWeightSyncScheme(WeightSyncScheme):

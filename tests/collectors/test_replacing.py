@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from collectors import MultiAsyncCollector, ReplayBuffer
-from collectors.workers import starting
 from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from tests.collectors.remote import support as far
 from tests.collectors.troubled import Plain, Troubled, balance, hold, pids, told, wait_until
@@ -142,7 +141,7 @@ def test_a_worker_that_is_replaced_while_it_is_asked_is_asked_again(tmp_path):
         def replace(handle, message):
             pool._send = send
             kill(handle)
-            starting.replace(pool, handle)  # as another thread may
+            pool.replace(handle)  # as another thread may
 
         pool._send = replace
         assert collector.getattr_env("worker") == [0, 1]
@@ -156,7 +155,7 @@ def test_shutdown_while_another_thread_ends_a_worker_is_silent(tmp_path):
         process = member.process
         kill(member)
         member.process = Slow(process)
-        replaced = threads.submit(starting.replace, collector.pool, member)
+        replaced = threads.submit(collector.pool.replace, member)
         assert member.process.joined.wait(10.0)
         collector.shutdown()
         with pytest.raises(RuntimeError, match="shut down"):

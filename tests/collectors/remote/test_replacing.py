@@ -69,7 +69,7 @@ def test_an_interrupt_while_a_host_is_replaced_ends_the_collector(monkeypatch):
     with alone() as collector:
         gather(collector, 1)
         os.kill(host_pids(collector)[0], signal.SIGKILL)
-        monkeypatch.setattr("collectors.workers.starting.connect", _interrupt)
+        monkeypatch.setattr("collectors.workers.pool.WorkerPool._connect", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             gather(collector)
         with pytest.raises(RuntimeError, match="shut down because a call was interrupted"):
