@@ -55,6 +55,13 @@ def test_each_lock_pins_its_packages_within_their_ranges():
             assert wanted.specifier.contains(pins(lock)[canonicalize_name(wanted.name)]), wanted
 
 
+def test_uv_takes_what_decides_the_numbers_of_a_run_as_locked():
+    uv = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
+    locked = pins("requirements.lock")
+    names = ("gymnasium", "numpy", "torch")
+    assert uv["constraint-dependencies"] == [f"{name}=={locked[name]}" for name in names]
+
+
 def test_both_environments_run_the_same_torch():
     assert len({pins(lock)["torch"] for lock in LOCKS}) == 1
 
