@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from harness.report import drawing
 from harness.report.drawing import (
     FILLS,
     MOST_LETTERS,
     Key,
-    draw,
     draw_band,
     in_rows,
     is_narrow,
@@ -63,7 +63,7 @@ def learning(report: Report, task: str, axis: str, suffix: str) -> Picture | Non
     """The course of learning over one of the axes, with its caption."""
     metrics = report.curves["metric"][report.curves["task"] == task]
     if axis == "frames" and task in set(report.returns["task"]):
-        return draw(
+        return drawing.draw(
             lambda: returns(report, task),
             f"learning-frames{suffix}",
             "The returns of a run as it learns; of several seeds the mean with a 95 % bootstrap "
@@ -77,7 +77,7 @@ def learning(report: Report, task: str, axis: str, suffix: str) -> Picture | Non
     )
     if metric == TRAINED:
         about += " Each point looks back on 5 % of the run."
-    return draw(
+    return drawing.draw(
         lambda: curves(report, task, axis),
         f"learning-{axis.replace(' ', '-')}{suffix}",
         CAPTIONS[axis].format(about),
