@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import run
+from harness.files import parse_yaml
 from harness.options import AlgorithmConfig, Options
 from harness.play import main as play
-from harness.registry import Registry, algorithms, callbacks, objectives, wrappers
+from harness.registry import Registry, algorithms, callbacks, models, objectives, wrappers
 from harness.reproduce import main as reproduce
 from harness.run.callbacks import Callback
 from tests.harness.small import SMALL
@@ -281,3 +282,14 @@ def test_the_objective_of_the_page_about_extensions_works(module, tmp_path):
     chosen = "algo.objective={penalised: {strength: 0.5}}"
     assert run.main([*TINY, f"plugins=[{module}]", chosen, "hydra.run.dir=run"]) == 0
     assert records()[-1]["train/penalty"] > 0
+
+
+def test_the_model_of_the_page_about_extensions_works(module, tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "_parts", {**models._parts})
+    page = (Path(__file__).parents[2] / "docs/extending.md").read_text()
+    (example,) = re.findall(r"```python\n(# my_models.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / f"{module}.py").write_text(example)
+    chosen = (f"plugins=[{module}]", "model=sine", "model.width=8", "hydra.run.dir=run")
+    tiny = [text for text in TINY if not text.startswith("model.")]
+    assert run.main([*tiny, *chosen]) == 0
+    assert parse_yaml(Path("run/config.yaml").read_text())["model"]["width"] == 8
