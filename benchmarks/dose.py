@@ -214,6 +214,7 @@ def named(setting: Setting) -> str:
 
 def lines(scores: Scores, claims: list[Claim]) -> Iterator[str]:
     low, median, high = scores.costs.quantile([0, 0.5, 1])
+    digits = 0 if scores.table["newest"].abs().max() > 10 else 3
     yield f"{len(scores.table)} runs; an update is {scores.steps} gradient steps"
     yield f"evaluations take {median:.0%} of a run's time (median; {low:.0%} to {high:.0%})"
     if scores.missing:
@@ -225,7 +226,8 @@ def lines(scores: Scores, claims: list[Claim]) -> Iterator[str]:
     yield f"|---|--:|--:|{'--:|' * len(SCORES)}"
     for setting in scores.settings:
         columns = [scores.of(setting, score).to_numpy() for score in SCORES]
-        cells = " | ".join(text(student(values)) for values in columns)
+        places = [3 if score == "entropy" else digits for score in SCORES]
+        cells = " | ".join(text(student(x), at) for x, at in zip(columns, places, strict=True))
         yield f"| `{setting[0]}` | {setting[1]} | {len(columns[0])} | {cells} |"
     yield ""
     yield "| difference | in acting | delay | randomness | learning |"
@@ -234,19 +236,19 @@ def lines(scores: Scores, claims: list[Claim]) -> Iterator[str]:
         by_part = {name: student(values) for name, values in parts(scores, left, right).items()}
         whole = by_part.pop("acting")
         cells = " | ".join(
-            f"{text(by_part[name])}, {by_part[name].value / whole.value:.0%}"
+            f"{text(by_part[name], digits)}, {by_part[name].value / whole.value:.0%}"
             for name in ("delay", "randomness", "learning")
         )
-        yield f"| {named(left)} less {named(right)} | {text(whole)} | {cells} |"
+        yield f"| {named(left)} less {named(right)} | {text(whole, digits)} | {cells} |"
     yield ""
     yield "| hypothesis | difference | p | |"
     yield "|---|--:|--:|---|"
     for claim, found, p, verdict in decided(scores, claims):
-        yield f"| {claim} | {text(found)} | {p:.2g} | {verdict} |"
+        shown = text(found, 3 if "entropy" in claim else digits)
+        yield f"| {claim} | {shown} | {p:.2g} | {verdict} |"
 
 
-def text(found: Estimate) -> str:
-    digits = 0 if abs(found.value) >= 20 else 3
+def text(found: Estimate, digits: int) -> str:
     low, high = (f"{bound:.{digits}f}" for bound in (found.low, found.high))
     return f"{found.value:.{digits}f} [{low}, {high}]"
 
