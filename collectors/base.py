@@ -37,7 +37,7 @@ from collectors.rollout.spaces import Key
 from collectors.schedule.recording import Recorder
 from collectors.signatures import Arguments, takes
 from collectors.weights.chain import Chain
-from collectors.weights.models import check_apart, find_model, sends_weights
+from collectors.weights.model_ids import check_apart, find_model, sends_weights
 from collectors.weights.publisher import Publisher
 from collectors.workers.fair_lock import FairLock
 from collectors.workers.handle import WorkerHandle

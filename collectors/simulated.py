@@ -30,7 +30,7 @@ from collectors.schedule.recording import PlannedBatch, RecordedSchedule
 from collectors.schedule.simulator import Simulator
 from collectors.schedule.versions import PlannedReceiver, Versions, random_steps
 from collectors.signatures import Arguments, takes
-from collectors.weights.models import copied
+from collectors.weights.model_ids import copied
 from collectors.weights.publisher import Publisher
 from sync import SimulatedWeightSyncScheme
 

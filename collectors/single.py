@@ -18,7 +18,7 @@ from collectors.in_process import InProcessPool, InProcessWorker, closed_on_erro
 from collectors.options import SINGLE, steps_of
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.policy import PolicyCaller, shift_worker
-from collectors.weights.models import copied, find_model
+from collectors.weights.model_ids import copied, find_model
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
 from collectors.workers.shared_counters import FRAMES

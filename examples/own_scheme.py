@@ -1,7 +1,7 @@
 """A weight-sync scheme of your own, complete: the bytes of every version go through a Unix socket.
 
-A scheme is two halves (`sync/channel.py`): a sender's and a worker's. Versions, waiting, timeouts,
-failures, statistics, wire formats and slow links come with the base classes.
+A scheme is two halves (`sync/channel_interface.py`): a sender's and a worker's. Versions, waiting,
+timeouts, failures, statistics, wire formats and slow links come with the base classes.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from sync import Answer, ReceiverChannel, SenderChannel, Snapshot, WeightSyncScheme, register
-from sync.channel import JOINED, LATER, LEFT, LOST
+from sync.channel_interface import JOINED, LATER, LEFT, LOST
 
 
 class SocketSender(SenderChannel):

@@ -1,20 +1,11 @@
 """Weight synchronisation: moves versioned snapshots of a model from a trainer to its workers.
 
 Start with `scheme.py` (the lifecycle), then `schemes/shared_mem.py` (the scheme most people want)
-and `channel.py` (what a scheme of your own implements).
+and `channel_interface.py` (what a scheme of your own implements).
 """
 
 import sync.deferred_dynamo  # noqa: F401 - before anything that imports tensordict
-from sync.channel import Answer, ReceiverChannel, SenderChannel
-from sync.compat import (
-    LocalWeightUpdaterBase,
-    MPTransport,
-    MultiProcessedRemoteWeightUpdate,
-    RayRemoteWeightUpdater,
-    RemoteWeightUpdaterBase,
-    TransportBackend,
-    VanillaLocalWeightUpdater,
-)
+from sync.channel_interface import Answer, ReceiverChannel, SenderChannel
 from sync.effects.exact_lag import Lag
 from sync.effects.rounding import WIRES
 from sync.effects.slow_link import PRESETS, Link
@@ -34,6 +25,15 @@ from sync.schemes.remote import (
 )
 from sync.schemes.shared_mem import SharedMemWeightSyncScheme
 from sync.schemes.simulated import SimulatedWeightSyncScheme
+from sync.torchrl_compat import (
+    LocalWeightUpdaterBase,
+    MPTransport,
+    MultiProcessedRemoteWeightUpdate,
+    RayRemoteWeightUpdater,
+    RemoteWeightUpdaterBase,
+    TransportBackend,
+    VanillaLocalWeightUpdater,
+)
 
 __all__ = [
     "PRESETS",

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sync.channel import APPLIED, FAILED, Answer, ReceiverChannel, now_ns
+from sync.channel_interface import APPLIED, FAILED, Answer, ReceiverChannel, now_ns
 from sync.effects.rounding import RoundingDecoder
 from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
 from sync.model.binding import Binding

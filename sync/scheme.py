@@ -9,8 +9,8 @@
     scheme.send()                         --->  scheme.receive()           (or in the background)
     scheme.shutdown()                           scheme.shutdown()
 
-`sender.py` and `receiver.py` are the two ends. A pair of channels (`channel.py`) moves versions
-between them. Each kind of scheme creates its own: `schemes/` has one file for each.
+`sender.py` and `receiver.py` are the two ends. A pair of channels (`channel_interface.py`) moves
+versions between them. Each kind of scheme creates its own: `schemes/` has one file for each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
-from sync.channel import ReceiverChannel, SenderChannel
+from sync.channel_interface import ReceiverChannel, SenderChannel
 from sync.effects.exact_lag import Lag
 from sync.effects.pipeline import Pipeline
 from sync.effects.rounding import RoundingDecoder, RoundingEncoder, check_wire
@@ -37,9 +37,9 @@ from sync.model.strategy import Weights, WeightStrategy
 from sync.receiver import Receiver
 from sync.schemes import scheme_class
 from sync.sender import Sender, is_by_worker
-from sync.sources import SenderForm, resolve_model
+from sync.sender_form import SenderForm, resolve_model
 from sync.verify import Verifier, check_verify
-from sync.workers import SendStats, WorkerRecord
+from sync.worker_record import SendStats, WorkerRecord
 
 SEND_TIMEOUT_S = 10.0  # of a scheme without a timeout of its own, outside of a collector
 

@@ -17,15 +17,15 @@ from typing import Any
 from tensordict import is_tensor_collection
 from torch import nn
 
-from sync.channel import JOINED, LEFT, LOST, SenderChannel, now_ns
+from sync.channel_interface import JOINED, LEFT, LOST, SenderChannel, now_ns
 from sync.effects.pipeline import Parcel, Pipeline
 from sync.errors import WorkerError, combine
 from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
 from sync.model.binding import Binding
 from sync.model.block import NEVER, CheckFinite, Snapshot
 from sync.model.strategy import Weights, WeightStrategy
-from sync.sources import SenderForm
-from sync.workers import SendStats, Sent, WorkerRecord
+from sync.sender_form import SenderForm
+from sync.worker_record import SendStats, Sent, WorkerRecord
 
 _CLOSE_S = 1.0  # how long closing waits for a call of another thread to end
 Plan = list[tuple[Weights, list[int]]]  # weights, and the workers that are sent them

@@ -32,7 +32,7 @@ from collectors.remote.options import (
 )
 from collectors.remote.remote_handle import RemoteHandle
 from collectors.signatures import takes
-from collectors.weights.models import POLICY, sends_weights
+from collectors.weights.model_ids import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
 from collectors.workers.worker_spec import worker_specs

@@ -9,7 +9,7 @@ import torch
 
 from collectors.rollout.loop import RANDOM_VERSION, Rollout
 from collectors.schedule.recording import Delivery, PlannedBatch
-from collectors.weights.models import POLICY, copied, parameters_of
+from collectors.weights.model_ids import POLICY, copied, parameters_of
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import WeightReceiver
 from sync import SimulatedWeightSyncScheme, Snapshot

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collectors.weights.models import POLICY
+from collectors.weights.model_ids import POLICY
 from sync import WeightSyncScheme
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from collectors.weights.models import POLICY, find_model, sends_weights
+from collectors.weights.model_ids import POLICY, find_model, sends_weights
 from sync import (
     LocalWeightUpdaterBase,
     MultiProcessedRemoteWeightUpdate,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from collectors.weights.models import POLICY
+from collectors.weights.model_ids import POLICY
 from sync import WeightSyncScheme
 from sync.local.waiting import wait_for
 

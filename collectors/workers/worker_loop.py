@@ -41,7 +41,7 @@ from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, shift_worker
 from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
-from collectors.weights.models import find_model
+from collectors.weights.model_ids import find_model
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
 from collectors.workers.handle import Answer, Blocks, Failed, Hello, Met
 from collectors.workers.pipe import Pipe, PipeClosed, dumps

@@ -17,7 +17,7 @@ from sync import (
     SimulatedWeightSyncScheme,
     WeightSyncScheme,
 )
-from sync.workers import KEPT
+from sync.worker_record import KEPT
 
 MS = 1e-6  # of a nanosecond
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from lockstep_check.ages import of_age
-from sync.channel import SenderChannel
+from sync.channel_interface import SenderChannel
 from sync.effects.exact_lag import Lag, due
 from sync.effects.rounding import RoundingEncoder
 from sync.effects.tearing import Tear, compose, older_part

@@ -22,9 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from sync.channel import APPLIED, FAILED, JOINED, LEFT, About, Answer, SenderChannel, now_ns
+from sync.channel_interface import (
+    APPLIED,
+    FAILED,
+    JOINED,
+    LEFT,
+    About,
+    Answer,
+    SenderChannel,
+    now_ns,
+)
 from sync.model.block import Snapshot
-from sync.workers import KEPT, percentiles
+from sync.worker_record import KEPT, percentiles
 
 PACKET_BYTES = 1500
 # The most messages in flight on one link: each takes the memory of a block.

@@ -22,16 +22,16 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
-from sync.remote.engine import PeerDied
-from sync.remote.gloo_connection import GlooConnection, close_together, make_group
-from sync.remote.inbox import close_all
-from sync.remote.meeting import (
+from sync.remote.addresses_and_stores import (
     LOOPBACK,
     JoiningEngine,
     address_towards,
     find_store,
     warn_if_exposed,
 )
+from sync.remote.engine import PeerDied
+from sync.remote.gloo_connection import GlooConnection, close_together, make_group
+from sync.remote.inbox import close_all
 
 
 class DistributedEngine(JoiningEngine):

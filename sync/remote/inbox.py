@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from sync.channel import FAILED, JOINED, LEFT, Answer, ReceiverChannel
+from sync.channel_interface import FAILED, JOINED, LEFT, Answer, ReceiverChannel
 from sync.local.waiting import Doorbell
 from sync.model.block import NEVER, Layout, Snapshot
 from sync.remote.pickled_calls import as_tensor

@@ -30,15 +30,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sync.remote.engine import PeerDied
-from sync.remote.inbox import close_all
-from sync.remote.meeting import (
+from sync.remote.addresses_and_stores import (
     LOOPBACK,
     JoiningEngine,
     address_towards,
     find_store,
     warn_if_exposed,
 )
+from sync.remote.engine import PeerDied
+from sync.remote.inbox import close_all
 from sync.remote.pickled_calls import Outcome, pack, run, tell
 from sync.remote.rpc_group import (
     MemberLost,

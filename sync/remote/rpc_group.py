@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from sync.remote.meeting import interface_of, is_loopback
+from sync.remote.addresses_and_stores import interface_of, is_loopback
 
 _SCHEME = "lockstep"
 _INTERFACE = "TP_SOCKET_IFNAME"  # the environment variable that tells TensorPipe which to use

@@ -21,7 +21,7 @@ from sync.model.strategy import WeightStrategy, check_movable, flatten
 from sync.scheme import WeightSyncScheme
 from sync.schemes import register
 from sync.schemes.shared_mem import SharedMemReceiver, SharedMemSender
-from sync.sources import SenderForm
+from sync.sender_form import SenderForm
 
 
 class HogwildSender(SharedMemSender):

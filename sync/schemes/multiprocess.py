@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sync.channel import LATER, Answer
-from sync.local.channel import LocalReceiver, LocalSender
+from sync.channel_interface import LATER, Answer
 from sync.local.memory import BlockPool
-from sync.local.rendezvous import VERSION, Message
+from sync.local.unix_connection import VERSION, Message
+from sync.local.worker_connections import LocalReceiver, LocalSender
 from sync.model.block import Layout, Snapshot
 from sync.scheme import WeightSyncScheme
 from sync.schemes import register

@@ -13,8 +13,8 @@ from sync.model.strategy import Weights, refuse_non_finite
 from sync.scheme import WeightSyncScheme
 from sync.schemes import register
 from sync.sender import chosen_workers, is_by_worker
-from sync.sources import SenderForm, resolve_model
-from sync.workers import SendStats
+from sync.sender_form import SenderForm, resolve_model
+from sync.worker_record import SendStats
 
 
 @register("none", "direct")

@@ -14,20 +14,20 @@
 | `rpc` | as the tensor argument of a call |
 | `ray` | once into the object store, and once from there to each node; up to 96 KiB in the call |
 
-`remote/channel.py` keeps the next version while one is in flight, and `remote/inbox.py` is the
-worker's half. The engines are `remote/gloo.py`, `remote/rpc.py` and `remote/ray.py`.
+`remote/remote_sender.py` keeps the next version while one is in flight, and `remote/inbox.py` is
+the worker's half. The engines are `remote/gloo.py`, `remote/rpc.py` and `remote/ray.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sync.channel import SenderChannel
+from sync.channel_interface import SenderChannel
 from sync.model.block import Layout
 from sync.model.strategy import WeightStrategy
-from sync.remote.channel import RemoteSender
 from sync.remote.engine import Engine
 from sync.remote.inbox import Inbox
+from sync.remote.remote_sender import RemoteSender
 from sync.scheme import WeightSyncScheme
 from sync.schemes import register
 

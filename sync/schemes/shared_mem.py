@@ -24,10 +24,10 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from sync.channel import Answer, SenderChannel
-from sync.local.channel import LocalReceiver, LocalSender
+from sync.channel_interface import Answer, SenderChannel
 from sync.local.memory import AnonymousMemory, BlockPool, SharedFd, as_bytes
-from sync.local.rendezvous import WAKE
+from sync.local.unix_connection import WAKE
+from sync.local.worker_connections import LocalReceiver, LocalSender
 from sync.model.block import Layout, Snapshot
 from sync.model.strategy import WeightStrategy
 from sync.scheme import WeightSyncScheme

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sync.channel import APPLIED, JOINED, Answer, ReceiverChannel, SenderChannel, now_ns
+from sync.channel_interface import APPLIED, JOINED, Answer, ReceiverChannel, SenderChannel, now_ns
 from sync.effects.rounding import RoundingDecoder
 from sync.model.binding import Binding
 from sync.model.block import Layout, Snapshot

@@ -16,7 +16,7 @@ from torch import nn
 from harness.measures.sync_meter import SyncMeter
 from harness.run.build import make_scheme
 from sync import HogwildWeightSyncScheme, NoWeightSyncScheme, SharedMemWeightSyncScheme
-from sync.workers import KEPT
+from sync.worker_record import KEPT
 from tests.harness.config.composed import config_of
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from sync import WorkerDied, WorkerRaised, WorkerTimeout
-from sync.local.channel import LocalSender
+from sync.local.worker_connections import LocalSender
 from tests.promises.probe import (
     SPOILED,
     VALUE,

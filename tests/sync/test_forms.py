@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightStrategy
-from sync.sources import resolve_model
+from sync.sender_form import resolve_model
 from tests.sync.support import KINDS, bits, fill, held, policy, receive, running
 
 CPU = torch.device("cpu")

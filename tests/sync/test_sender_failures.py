@@ -20,8 +20,8 @@ import pytest
 from torch import nn
 
 from sync import WorkerDied, WorkerError, WorkerRaised
-from sync.local import channel as local_channel
-from sync.local.rendezvous import REFUSED
+from sync.local import worker_connections as local_channel
+from sync.local.unix_connection import REFUSED
 from sync.local.waiting import Doorbell, wait_for
 from tests.sync.support import (
     EACH,

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sync import Layout
-from sync.channel import APPLIED, JOINED, LOST, Answer
+from sync.channel_interface import APPLIED, JOINED, LOST, Answer
 from sync.model.block import NEVER
-from sync.workers import KEPT, SendStats, Sent, WorkerRecord, percentiles
+from sync.worker_record import KEPT, SendStats, Sent, WorkerRecord, percentiles
 from tests.sync.support import (
     EACH,
     in_one_thread,

@@ -28,7 +28,7 @@ import torch
 from harness.options.sync import SendingConfig
 from harness.registry import schemes
 from sync import Answer, ReceiverChannel, SenderChannel, Snapshot, WeightSyncScheme
-from sync.channel import JOINED, LATER, LEFT, LOST
+from sync.channel_interface import JOINED, LATER, LEFT, LOST
 
 
 @dataclass

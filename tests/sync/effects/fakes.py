@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sync.channel import JOINED, Answer, ReceiverChannel, SenderChannel
+from sync.channel_interface import JOINED, Answer, ReceiverChannel, SenderChannel
 from sync.model.block import private_snapshot
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sync import WIRES, Layout, Link
-from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
+from sync.channel_interface import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
 from sync.effects.pipeline import Parcel, Pipeline
 from sync.effects.rounding import RoundingDecoder, RoundingEncoder
 from sync.effects.slow_link import SlowLinkSender

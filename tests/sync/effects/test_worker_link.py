@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sync import Layout, Link
-from sync.channel import APPLIED, FAILED, JOINED, Answer
+from sync.channel_interface import APPLIED, FAILED, JOINED, Answer
 from sync.effects.slow_link import WINDOW, SlowLinkSender, WorkerLink
 from tests.sync.effects.fakes import FakeReceiver, FakeSender
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sync import Layout
-from sync.channel import APPLIED, Answer
+from sync.channel_interface import APPLIED, Answer
 from sync.local.waiting import Watch
 from sync.model.block import NEVER
 from sync.schemes.shared_mem import (

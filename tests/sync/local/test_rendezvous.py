@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from sync.local.rendezvous import (
+from sync.local.unix_connection import (
     DONE,
     FAIL,
     HELLO,

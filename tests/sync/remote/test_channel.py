@@ -9,13 +9,13 @@ import pytest
 from torch import nn
 
 from sync import RPCWeightSyncScheme, WorkerRaised
-from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
+from sync.channel_interface import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
 from sync.model.binding import Binding
 from sync.model.block import NEVER
 from sync.model.strategy import WeightStrategy
-from sync.remote.channel import RemoteSender
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.inbox import SUPERSEDED, Reply, deliver
+from sync.remote.remote_sender import RemoteSender
 from tests.sync.remote.support import Model, joined, send
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from sync.channel import APPLIED, FAILED, JOINED, LEFT, Answer
+from sync.channel_interface import APPLIED, FAILED, JOINED, LEFT, Answer
 from sync.local.waiting import wait_for
 from sync.model.block import NEVER, Layout, private_snapshot
 from sync.remote.inbox import (

@@ -11,7 +11,7 @@ import warnings
 import psutil
 import pytest
 
-from sync.remote.meeting import address_towards, interface_of, is_loopback, open_store
+from sync.remote.addresses_and_stores import address_towards, interface_of, is_loopback, open_store
 from tests.promises.probe import wait_until
 from tests.promises.remote_probe import ENGINES, MODULES, Peers
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sync.channel import APPLIED, FAILED
+from sync.channel_interface import APPLIED, FAILED
 from sync.errors import WorkerRaised, WorkerTimeout
 from sync.model.binding import Binding, load_extra
 from sync.model.block import NEVER, Snapshot, private_snapshot
@@ -26,7 +26,7 @@ from sync.model.strategy import Weights, WeightStrategy
 from sync.scheme import WeightSyncScheme
 from sync.schemes.remote import RayWeightSyncScheme
 from sync.schemes.shared_mem import SharedMemWeightSyncScheme
-from sync.sources import resolve_model
+from sync.sender_form import resolve_model
 
 # -- spellings
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sync.channel import APPLIED, FAILED, JOINED, LEFT, Answer
+from sync.channel_interface import APPLIED, FAILED, JOINED, LEFT, Answer
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.model.block import NEVER, Snapshot
 

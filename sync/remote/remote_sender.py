@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sync.channel import (
+from sync.channel_interface import (
     APPLIED,
     FAILED,
     JOINED,

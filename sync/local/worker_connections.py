@@ -13,7 +13,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Iterable
 
-from sync.channel import (
+from sync.channel_interface import (
     APPLIED,
     FAILED,
     JOINED,
@@ -25,7 +25,7 @@ from sync.channel import (
     now_ns,
 )
 from sync.local.memory import BlockPool
-from sync.local.rendezvous import (
+from sync.local.unix_connection import (
     CLOSE,
     DONE,
     FAIL,
