@@ -404,7 +404,7 @@ def test_a_difference_is_delay_randomness_and_learning(tmp_path, capsys):
     assert "evaluations take 12% of a run's time (median; 11% to 13%)" in text
     row = next(line for line in text.splitlines() if "16 less `behaviour` at lag 0" in line)
     cells = [cell.split(" [")[0] + cell.rpartition("]")[2] for cell in row.split(" | ")[1:]]
-    assert cells[:4] == ["-50", "-5.000, 10%", "-35, 70%", "-10.000, 20% |"]
+    assert cells[:4] == ["-50", "-5, 10%", "-35, 70%", "-10, 20% |"]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
