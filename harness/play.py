@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -19,6 +20,7 @@ from harness.config.plan import to_config
 from harness.config.stored import add_import_flags, trusted_options
 from harness.environments.evaluate import play
 from harness.environments.factory import EnvFactory, single
+from harness.errors import installing
 from harness.files import one_line, write_atomic
 from harness.numbers import readable
 from harness.options.run import Config
@@ -28,6 +30,7 @@ from harness.run.directory import RunDir
 
 WIDTH = 480  # pixels; wider pictures are made smaller, so that a GIF stays one that can be sent
 FPS = 30  # of environments that do not say
+PIP = re.compile(r"`pip install ([^`]+)`")  # a hint of gymnasium
 
 
 class CannotPlay(RuntimeError):
@@ -106,7 +109,8 @@ def perform(
                     policy, [env], [seed + number], max_steps=max_steps, see=film_with(film)
                 ).episodes
             except gym.error.DependencyNotInstalled as error:
-                raise CannotPlay(f"{config.env.id} cannot be rendered: {error}") from error
+                said = PIP.sub(lambda hint: f"`{installing(hint[1])}`", str(error))
+                raise CannotPlay(f"{config.env.id} cannot be rendered: {said}") from error
             cut = "" if episode.ended else ", where it was cut"
             total = readable(episode.total, 6)
             print(f"episode {number}: return {total} in {episode.length:,} steps{cut}")

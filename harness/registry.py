@@ -59,7 +59,8 @@ class Part:
     @property
     def summary(self) -> str:
         """What it is, in a line."""
-        return summary(self.options or self.load())
+        of_options = "" if self.options is None else summary(self.options)
+        return of_options or summary(self.load())
 
 
 @dataclass

@@ -12,8 +12,9 @@ class Painted(gym.Env):
     observation_space = Box(-1, 1, (2,), np.float32)
     action_space = Discrete(2)
 
-    def __init__(self, render_mode=None, width=100):
+    def __init__(self, render_mode=None, width=100, missing=None):
         self.render_mode = render_mode
+        self.missing = missing  # what gymnasium says of a package that is not installed
         self.width = width
 
     def reset(self, *, seed=None, options=None):
@@ -28,6 +29,8 @@ class Painted(gym.Env):
     def render(self):
         if self.render_mode is None:
             return None
+        if self.missing is not None:
+            raise gym.error.DependencyNotInstalled(self.missing)
         return np.full((self.width // 2, self.width, 3), 40 * self.steps, np.uint8)
 
 

@@ -116,6 +116,27 @@ def test_the_page_of_a_group_shows_parts_of_plugins(arguments, tmp_path):
     assert "\ncallbacks=told\n" in ended.stdout
 
 
+OWN_OBJECTIVE = """
+from dataclasses import dataclass
+from harness.options.base import Options
+from harness.registry import objectives
+
+@dataclass
+class Mine(Options):
+    strength: float = 1.0  # how strong it is
+
+@objectives.register("own", options=Mine)
+def own(frames, config, options):
+    \"\"\"The mean of what I like.\"\"\"
+"""
+
+
+def test_what_an_objective_is_stands_in_its_function_if_its_options_do_not_say(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN_OBJECTIVE)
+    ended = start("--help", "algo", "plugins=[mine]", folder=tmp_path)
+    assert "algo.objective={own: {...}}\n    The mean of what I like.\n" in ended.stdout
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_one_of_lockstep_s(command, capsys):
     with pytest.raises(SystemExit, match="0"):

@@ -11,6 +11,7 @@ from PIL import Image
 
 from harness import play
 from harness.config.plan import plan_run
+from harness.errors import installing
 from harness.run.build import make_learner
 from harness.run.checkpoints import Checkpoints
 
@@ -53,6 +54,18 @@ def test_the_command_renders_the_newest_checkpoint_to_a_gif(tmp_path):
     assert [picture.getpixel((0, 0))[0] for picture in film] == [0, 40, 80, 120, 160, 200]
     with Image.open(folder / "play.gif") as opened:
         assert opened.info["duration"] == 100
+
+
+def test_a_package_that_is_missing_is_installed_by_the_pip_that_is_here(
+    tmp_path, capsys, monkeypatch
+):
+    programs = {"uv": "/bin/uv"}
+    monkeypatch.setattr(shutil, "which", programs.get)
+    said = 'pygame is not installed, run `pip install "gymnasium[classic_control]"`'
+    folder = run_dir(tmp_path, f"env.kwargs={{missing:'{said}'}}")
+    assert play.main([str(folder), "--import-env"]) == 2
+    how = installing('"gymnasium[classic_control]"')
+    assert f"pygame is not installed, run `{how}`" in capsys.readouterr().err
 
 
 def test_an_episode_without_an_end_is_cut(tmp_path, capsys):
