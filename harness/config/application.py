@@ -3,7 +3,7 @@
 main               reads the flags; imports plugins and stores options for Hydra
   resume=RUN       the stored config of the run, without Hydra
   one run          composed by Hydra's compose API, planned and run
-  anything else    Hydra's own command: a sweep, --cfg, --info, completion
+  anything else    Hydra's own command: a sweep, --cfg, --info, completion of options
     on_multirun_start   `CheckFirst` plans every job of a sweep before the first one starts
     job                 one job of the sweep, in any process
 """
@@ -34,6 +34,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from harness.config.completion import completions, is_query
 from harness.config.compose import CONF, HYDRA_VERSION, Place, quoted, resumed_run, task_overrides
 from harness.config.explain import explain, explained
 from harness.config.help import page
@@ -49,8 +50,9 @@ AGENTS = re.compile(r"--(?!(?:cfg|package|info|help)=)[\w./@]+=")  # less Hydra'
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = _command(list(sys.argv[1:] if arguments is None else arguments))
+        status = _complete(arguments) if is_query(arguments) else _command(arguments)
         print(end="", flush=True)
         return status
     except ConfigError as error:
@@ -58,6 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has closed the pipe: `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
+
+
+def _complete(arguments: list[str]) -> int:
+    """Print how the line of a shell may go on: as we know, and as Hydra knows."""
+    names, is_ours = completions(os.environ["COMP_LINE"])
+    print("".join(f"{name}\n" for name in names), end="")
+    if not is_ours:
+        with suppress(ConfigError):  # it would be printed into the line
+            _command(arguments)
+    return 0
 
 
 def _refuse(error: ConfigError) -> int:

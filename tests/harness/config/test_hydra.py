@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,7 @@ import run
 from harness.config.compose import Place
 from harness.config.sweep import jobs_of
 from harness.files import read_json
-from tests.harness.small import SMALL
+from tests.harness.small import ROOT, SMALL
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -348,3 +352,54 @@ def test_an_experiment_that_leads_back_to_itself_is_explained(tmp_path, capsys):
     assert error.count("\n") == 1
     assert "leads back to the config itself" in error
     assert "`- ppo_cartpole` in place of" in error
+
+
+LOCKSTEP = f"""\
+#!{sys.executable}
+from harness.command import run_command
+run_command()
+"""
+ASK = """\
+eval "$(lockstep -sc install=bash)"
+COMP_LINE=$1 COMP_POINT=${#1} words=($1)
+COMP_CWORD=$((${#words[@]} - 1))
+case $1 in *' ') COMP_CWORD=$((COMP_CWORD + 1)) ;; esac
+hydra_bash_completion
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("lockstep rep", {"report", "reproduce", "replace_done="}),
+        ("lockstep report ", {"mine/", "outputs/"}),
+        ("lockstep report outputs/", {"outputs/first/", "outputs/seed=1,sync=hogwild/"}),
+        ("lockstep resume=outputs/f", {"resume=outputs/first/"}),
+        ("lockstep sync=hog", {"sync=hogwild"}),
+        ("lockstep algo=nonsense algo.learn", {""}),
+    ],
+)
+def test_a_real_shell_completes_commands_and_directories(line, expected, here):
+    for name in ("outputs/first", "outputs/seed=1,sync=hogwild", "outputs/$(touch x)", "mine"):
+        (here / name).mkdir(parents=True)
+    (here / "outputs/first.txt").touch()
+    program = here / ".bin/lockstep"
+    program.parent.mkdir()
+    program.write_text(LOCKSTEP)
+    program.chmod(0o755)
+    asked = subprocess.run(
+        ["bash", "-c", ASK, "bash", line],
+        env={
+            **os.environ,
+            "PATH": f"{program.parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert asked.stderr == ""
+    assert set(asked.stdout.split("\n")[:-1]) == expected
+    assert not (here / "x").exists()
