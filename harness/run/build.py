@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,23 @@ def show_observations(config: Config, learner: Learner) -> None:
 
 def spaces(config: Config) -> tuple[Space[Any], Space[Any]]:
     """What one environment shows and takes, found by making one."""
+    with one_environment(config) as env:
+        if isinstance(env, VectorEnv):
+            return env.single_observation_space, env.single_action_space
+        return env.observation_space, env.action_space
+
+
+def try_environment(config: Config) -> None:
+    """Step an environment of a module that the user names; `ConfigError` says what is wrong."""
+    if ":" in config.env.id:
+        with one_environment(config) as env:
+            if not isinstance(env, VectorEnv):
+                try_out(env.unwrapped, config.env.id, seed=config.seed)
+
+
+@contextmanager
+def one_environment(config: Config) -> Iterator[Env[Any, Any] | VectorEnv]:
+    """One environment of the config; `ConfigError` if it cannot be made."""
     one = replace(config.env, num_envs=1)
     if one.vectorisation != "native":
         one = replace(one, vectorisation="none")
@@ -80,11 +98,7 @@ def spaces(config: Config) -> tuple[Space[Any], Space[Any]]:
     except (Exception, SystemExit) as error:
         raise ConfigError(f"env.id={one.id} cannot be made: {error}") from error
     try:
-        if isinstance(env, VectorEnv):
-            return env.single_observation_space, env.single_action_space
-        if ":" in one.id:  # of a module that the user names
-            try_out(env.unwrapped, one.id, seed=config.seed)
-        return env.observation_space, env.action_space
+        yield env
     finally:
         _close(env, one)
 

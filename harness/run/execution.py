@@ -38,6 +38,7 @@ from harness.run.build import (
     make_learner,
     make_scheme,
     show_observations,
+    try_environment,
 )
 from harness.run.checkpoints import CheckpointError, Checkpoints
 from harness.run.directory import RunDir, RunDirInUse
@@ -102,6 +103,7 @@ def own_state(*, seed: int, num_threads: int) -> Iterator[None]:
 
 
 def _execute(plan: RunPlan) -> Outcome:
+    try_environment(plan.config)
     learner = make_learner(plan.config)
     state = saved_state(plan, learner) if plan.resume else None
     if plan.skip_done and RunDir(plan.directory).is_interrupted_with(plan.yaml):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.algorithms.objectives import Frames, Objective, mean_of_trajectory, objective
+from harness.algorithms.objectives import Frames, Gain, Objective, mean_of_trajectory, objective
 from harness.command import main
 from harness.config.plan import plan_run
 from harness.options import PPOConfig
@@ -417,7 +417,7 @@ def test_weights_and_masks_carry_no_gradient():
 def test_what_an_objective_reports_has_one_prefix():
     def own(frames, config, options):
         metrics = {"train/approx_kl": torch.ones(()), "mine": torch.ones(())}
-        return frames.log_prob, frames.log_prob, frames.log_prob > 0, metrics
+        return Gain(frames.log_prob, frames.log_prob, frames.log_prob > 0, metrics)
 
     frames = Frames(*(torch.zeros(2) for _ in Frames._fields))._replace(counts=None)
     _, measured = Objective(own)(frames, PPOConfig())

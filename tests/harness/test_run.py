@@ -141,7 +141,7 @@ def test_how_weights_travel_is_said_in_a_line():
             "8 workers in virtual time, bfloat16, added lag uniform"
         ),
         ("collector=distributed", "sync=distributed"): (
-            "2 workers on this machine (nodes: 2), bfloat16, added lag 0"
+            "2 workers on this machine, bfloat16, added lag 0"
         ),
     }.items():
         assert describe_sync(config_of(*options), scheme) == f"pigeons, {rest}"

@@ -44,7 +44,10 @@ def runner(learner: Any, **config: Any) -> Runner:
     parts["collector"].newest_at_end = None
     config.setdefault("algo", SimpleNamespace(replays=False))
     config.setdefault("model", SimpleNamespace(recurrent=False))
-    config["sync"] = SimpleNamespace(state_on_update="keep", **config.get("sync", {}))
+    config["sync"] = SimpleNamespace(
+        state_on_update="keep", apply_at="step", **config.get("sync", {})
+    )
+    config["collector"] = SimpleNamespace(workers=1, workers_of_a_batch=1)
     return Runner(config=SimpleNamespace(**config), directory=Path(), learner=learner, **parts)
 
 

@@ -302,7 +302,14 @@ def test_the_command_that_installs_an_extra_works_where_it_is_typed(
     if not is_checkout:
         monkeypatch.setattr("harness.errors.ROOT", tmp_path)
     monkeypatch.chdir(here)
+    monkeypatch.setattr("shutil.which", lambda name: str(Path(sys.executable).parent / name))
     assert install_command("ray") == command
+
+
+def test_the_command_that_installs_an_extra_names_the_interpreter_if_pip_is_another_s(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    assert install_command("ray") == f"{sys.executable} -m pip install -e '.[ray]'"
 
 
 def test_an_environment_variable_sets_an_option_of_any_type(monkeypatch):
