@@ -1,6 +1,6 @@
 """What old weights cost in learning, in randomness and by delay: `experiment=dose`, `dose_tokens`.
 
-    .venv/bin/python benchmarks/dose.py outputs/dose_tokens [--figure dose_tokens.png]
+    .venv/bin/python benchmarks/dose.py outputs/dose [--seeds 4-10] [--figure dose.png]
 
 acting    return of the weights that act in training, old and sampling their actions: the mean over
           training, and around the evaluations (within half of the gap between two)
@@ -59,9 +59,11 @@ class Scores(NamedTuple):
         return list(dict.fromkeys((name, lag) for name, lag, _ in self.table.index))
 
 
-def read_scores(sweep: Path) -> Scores:
-    """The scores of all finished runs of a sweep."""
+def read_scores(sweep: Path, seeds: range | None = None) -> Scores:
+    """The scores of all finished runs of a sweep, or of those that have the seeds."""
     runs, records = read_runs([sweep], (EVALUATED, SAMPLED, ENTROPY, TRAINED, STEPS))
+    if seeds is not None:
+        runs = runs[[int(options["seed"]) in seeds for options in runs["options"]]]
     done = runs[runs["state"] == "done"]
     of_run = dict(iter(records.groupby("run")))
     rows = {}
@@ -288,17 +290,24 @@ def figure(scores: Scores) -> Figure:
     return drawn
 
 
+def seed_range(text: str) -> range:
+    """`4-10` has both ends."""
+    first, last = map(int, text.split("-"))
+    return range(first, last + 1)
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sweep", type=Path, help="the directory of the sweep")
     parser.add_argument("--study", choices=STUDIES, help="whose hypotheses; by default its name's")
+    parser.add_argument("--seeds", type=seed_range, help="the first and the last, as 4-10")
     parser.add_argument("--figure", type=Path, help="where to write it, as .png")
     arguments = parser.parse_args(argv)
     study = arguments.study or arguments.sweep.name
     if study not in STUDIES:
         parser.error(f"{study} is no study: --study is one of {', '.join(STUDIES)}")
     try:
-        scores = read_scores(arguments.sweep)
+        scores = read_scores(arguments.sweep, arguments.seeds)
         print("\n".join(lines(scores, STUDIES[study]())))
     except ValueError as error:
         parser.error(str(error))

@@ -406,6 +406,8 @@ def test_a_difference_is_delay_randomness_and_learning(tmp_path, capsys):
     cells = [cell.split(" [")[0] + cell.rpartition("]")[2] for cell in row.split(" | ")[1:]]
     assert cells[:4] == ["-50", "-5, 10%", "-35, 70%", "-10, 20% |"]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    dose.main([str(tmp_path), "--study", "dose_tokens", "--seeds", "2-3"])
+    assert "6 runs; an update" in capsys.readouterr().out
 
 
 def test_the_acting_return_is_taken_around_the_evaluations():
