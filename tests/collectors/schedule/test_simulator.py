@@ -159,11 +159,12 @@ def test_a_version_is_sent_to_the_named_workers_only():
 
 def test_a_blocking_publish_of_older_versions_waits_for_each_worker_to_use_its_own():
     # Taken at 40. Published at 55: worker 0 uses version 1 at 60, and worker 1 gets nothing.
-    # Taken at 80. Published at 95: worker 0 uses version 2 at 100, and worker 1 version 1 at 95.
+    # The batch of worker 1, ready since 40, is taken at 60, and worker 1 begins anew. Published at
+    # 75: worker 0 uses version 2 at 80, and worker 1 version 1 at 80.
     simulator = make(blocking=True)
     for version, deliveries, at_ms in (
         (1, [Delivery(1, 1000, [0])], 60),
-        (2, [Delivery(2, 1000, [0]), Delivery(1, 1000, [1])], 100),
+        (2, [Delivery(2, 1000, [0]), Delivery(1, 1000, [1])], 80),
     ):
         simulator.next_batch()
         simulator.publish(version, deliveries)
