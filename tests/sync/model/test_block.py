@@ -153,14 +153,6 @@ def test_a_block_holds_no_version_while_it_is_packed(monkeypatch):
     assert written.version == 1
 
 
-def test_a_block_holds_no_version_once_it_is_described_anew():
-    written = private_snapshot(Layout.of({"a": torch.ones(3)}))
-    written.stamp(4, b"")
-    written.mark(builds_on=3, is_base=True, filled=17)
-    assert written.version == NEVER
-    assert (written.builds_on, written.is_base) == (3, True)
-
-
 def test_extra_state_beyond_its_room_is_refused_and_leaves_no_version():
     layout = Layout.of({"a": torch.ones(3)}, b"x")
     written = private_snapshot(layout)
