@@ -20,6 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
+from rich.console import Console
 
 from collectors.rollout.seeds import untouched_streams
 from harness.config.compose import task_overrides
@@ -128,8 +129,10 @@ class Sweep:
         if not self._searches:
             parallel = self.config.hydra.launcher.get("parallel") or 1
             print(self.progress.plan(parallel), flush=True)
-        if self._choices.get("hydra/launcher") != "basic":
-            self.progress.start()
+        launcher = self._choices.get("hydra/launcher")
+        if launcher != "basic":  # jobs of others than `local` may draw on the terminal themselves
+            console = Console(highlight=False) if launcher == "local" else None
+            self.progress.start(console=console)
 
     def _jobs(self) -> list[list[str]]:
         """The overrides of each job; for a search, of the ends of its space."""

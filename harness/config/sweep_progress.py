@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from rich.console import Console
+
+from harness.config.sweep_bars import JobBars
 from harness.files import read_json
 from harness.logging.dashboard import duration
 from harness.numbers import count
 from harness.run.directory import RunDir
+
+log = logging.getLogger(__name__)
 
 STARTED = "multirun.yaml"  # written by the sweeper when the sweep is started
 NEVER_STARTED = "never started"
@@ -19,6 +26,8 @@ LOOK_S = 0.5
 
 class Progress:
     """The states of a sweep's jobs; prints a line for each job that ends.
+
+    On a terminal, jobs that run elsewhere have bars.
 
     A job has ended if its status.json says so and is not the file that was there before the sweep.
 
@@ -35,6 +44,8 @@ class Progress:
         self._before = {job: self._stamp(job) for job in self._known()}
         self._begun_at, self._num_skipped = time.monotonic(), len(skipped)
         self._lock, self._over = threading.Lock(), threading.Event()
+        self._running: list[Path] = []
+        self._bars: JobBars | None = None
         self._thread = threading.Thread(target=self._watch, name="lockstep-sweep", daemon=True)
 
     def plan(self, parallel: int) -> str:
@@ -44,8 +55,14 @@ class Progress:
         done = f", {self._num_skipped} done before" if self._num_skipped else ""
         return f"{count(num_jobs, 'job')}{done}, {left} to run, {min(parallel, left)} at a time"
 
-    def start(self) -> None:
-        """Look now and then, for jobs that run in other processes."""
+    def start(self, *, console: Console | None = None) -> None:
+        """Look now and then, for jobs that run in other processes.
+
+        console: where running jobs have bars, if it is a terminal.
+        """
+        if console is not None and console.is_terminal:
+            self._bars = JobBars(console)
+            self._bars.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -54,15 +71,19 @@ class Progress:
         if self._thread.is_alive():
             self._thread.join()
         self.look()
+        self._remove_bars()
 
     def look(self) -> None:
         """Print a line for each job that has ended since the last look."""
         with self._lock:
+            self._running = []
             for job in self._known():
                 if job in self._ended or self._stamp(job) == self._before.get(job):
                     continue
                 state = self._status(job).get("state")
-                if isinstance(state, str) and state != "running":
+                if state == "running":
+                    self._running.append(job)
+                elif isinstance(state, str):
                     self._ended[job] = state
                     print(self._line(job, state), flush=True)
 
@@ -80,6 +101,18 @@ class Progress:
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S):
             self.look()
+            try:
+                if self._bars is not None:
+                    self._bars.draw([self._here / job for job in self._running])
+            except (Exception, SystemExit):  # rich makes the latter of a closed pipe
+                log.info("the bars failed, the sweep goes on without them", exc_info=True)
+                self._remove_bars()
+
+    def _remove_bars(self) -> None:
+        bars, self._bars = self._bars, None
+        if bars is not None:
+            with suppress(Exception, SystemExit):
+                bars.stop()
 
     def _known(self) -> list[Path]:
         if self._jobs is not None:
