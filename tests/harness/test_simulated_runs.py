@@ -94,3 +94,12 @@ def test_lag_is_that_of_the_frames_that_were_learned_from(capsys):
     dropped, share = summary["policy/dropped"], summary["policy/dropped"] / summary["frames"]
     assert f"{dropped:,} ({share:.0%})" in shown
     assert f"warning: {dropped:,} of {summary['frames']:,} frames were not learned from" in shown
+    assert "or let them wait (sync.on_stale=wait)" in shown
+
+
+def test_workers_that_take_weights_between_episodes_are_not_advised_to_wait(capsys):
+    many = ("collector.num_workers=24", "sync.max_lag=4", "env.num_envs=1", "total_frames=3840")
+    start(*SMALL, *CLUSTER, *many, "sync.apply_at=episode", into="run")
+    shown = capsys.readouterr().out
+    assert "frames were not learned from" in shown
+    assert "on_stale=wait" not in shown.partition("frames were not learned from")[2]
