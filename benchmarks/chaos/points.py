@@ -33,10 +33,10 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
         ("collectors.workers.start_process:context", 1),
         ("collectors.workers.pool:WorkerPool.start", 1),
         ("collectors.workers.process_handle:ProcessHandle.start", 2),
-        ("collectors.workers.starting:await_all", 1),
+        ("collectors.workers.pool:WorkerPool._await_all", 1),
     ],
     "connecting": [
-        ("collectors.workers.starting:connect", 1),
+        ("collectors.workers.pool:WorkerPool._connect", 1),
         ("sync.scheme:WeightSyncScheme.connect", 1),
     ],
     "collecting": [("harness.run.runner:Runner.collect", 15)],
