@@ -56,8 +56,15 @@ class JobBar:
     def cells(self) -> tuple[ProgressBar, str, str, str]:
         """The bar and the words beside it."""
         return (
-            ProgressBar(self._total, self._frames, width=BAR),
-            f"{self._frames:,}/{self._total:,} frames",
+            ProgressBar(
+                self._total,
+                self._frames,
+                width=BAR,
+                style="bright_black",
+                complete_style="green",
+                finished_style="green",
+            ),
+            f"{min(self._frames, self._total):,}/{self._total:,} frames",
             "" if math.isnan(self._return) else f"return {readable(self._return, 4)}",
             "" if math.isnan(self._left_s) else f"{duration(self._left_s)} left",
         )
@@ -73,6 +80,7 @@ class JobBars:
 
     def start(self) -> None:
         """Take the terminal: what this process prints from now on stands above the bars."""
+        self._live.console.soft_wrap = True  # so that a long command can be copied
         self._live.start()
 
     def draw(self, running: Sequence[Path]) -> None:

@@ -70,8 +70,10 @@ def test_a_running_job_has_a_bar_with_its_frames_return_and_time_left(finished, 
     (line,) = sweep.shown()
     bar = f"{'━' * 10}{' ' * 10}"
     assert line == f"seed=1  {bar}  512/1,024 frames  return 23  40 s left"
+    print("python run.py" + " option=value" * 20)
     run_dir.set_state("done")
     sweep.progress.stop()
+    assert f"python run.py{' option=value' * 20}\n" in sweep.text.getvalue()
     assert f"[1/1] {job}: done\n" in sweep.text.getvalue()
     assert sweep.text.getvalue().endswith("\x1b[1A\x1b[2K")  # no bar is left
 
