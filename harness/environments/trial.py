@@ -41,13 +41,13 @@ def try_out(env: Env[Any, Any], env_id: str, *, seed: int) -> None:
 def _call(env_id: str, what: str, call: Any) -> Any:
     try:
         return call()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"env.id={env_id}: {what} raised {type(error).__name__}: {error}{_place(error)}"
         ) from error
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """The line in which it was raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

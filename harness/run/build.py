@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +29,8 @@ from harness.registry import algorithms, callbacks, collectors, schemes
 from harness.run.callbacks import Callback
 from harness.run.free_running import FreeRunning
 from sync import SimulatedWeightSyncScheme, WeightSyncScheme
+
+TRIAL_S = 60.0  # for one reset and one step of an environment of the user's own
 
 # The options of a scheme that change weights or versions, whatever moves them.
 EFFECTS = ("strategy", "check_finite", "wire", "lag", "tear")
@@ -80,11 +83,31 @@ def spaces(config: Config) -> tuple[Space[Any], Space[Any]]:
 
 
 def try_environment(config: Config) -> None:
-    """Step an environment of a module that the user names; `ConfigError` says what is wrong."""
-    if ":" in config.env.id:
-        with one_environment(config) as env:
-            if not isinstance(env, VectorEnv):
-                try_out(env.unwrapped, config.env.id, seed=config.seed)
+    """Step an environment of a module that the user names; `ConfigError` says what is wrong.
+
+    It is stepped in a thread, since one that hangs must not hang the run.
+    """
+    if ":" not in config.env.id:
+        return
+    errors: list[ConfigError] = []
+
+    def trial() -> None:
+        try:
+            with one_environment(config) as env:
+                if not isinstance(env, VectorEnv):
+                    try_out(env.unwrapped, config.env.id, seed=config.seed)
+        except ConfigError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=trial, name="trial of the environment", daemon=True)
+    thread.start()
+    thread.join(TRIAL_S)
+    if thread.is_alive():
+        raise ConfigError(
+            f"env.id={config.env.id}: one reset and one step took more than {TRIAL_S:g} s"
+        )
+    if errors:
+        raise errors[0]
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,10 @@ class Own(gym.Env[Any, Any]):
         super().reset(seed=seed)
         if self.mistake == "no info":
             return self._observation()
+        if self.mistake == "exit":
+            sys.exit(3)
+        if self.mistake == "hang":
+            threading.Event().wait()
         if self.mistake == "reset":
             raise KeyError("goal")
         return self._observation(), {}

@@ -33,6 +33,7 @@ def registered_for_a_test(monkeypatch):
         ("four values", "step(action) returned 4 values; expected 5: (observation, reward, term"),
         ("no info", "reset(seed=...) returned a ndarray; expected 2: (observation, info)"),
         ("reset", "reset(seed=...) raised KeyError: 'goal'"),
+        ("exit", "reset(seed=...) raised SystemExit: 3"),
         ("reward", "returned the reward array([0., 0.]); expected a number"),
     ],
 )
@@ -42,6 +43,12 @@ def test_what_is_wrong_with_an_own_environment_is_named_before_workers_start(mis
     assert said in error
     assert len(error.splitlines()) == 1
     assert not Path("run").exists()
+
+
+def test_an_own_environment_that_hangs_is_named_before_workers_start(monkeypatch, capsys):
+    monkeypatch.setattr("harness.run.build.TRIAL_S", 0.2)
+    assert run.main([*SMALL, ENV, "+env.kwargs.mistake=hang", INTO]) == 2
+    assert "one reset and one step took more than 0.2 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("collector", ["single", "multi_sync"])
