@@ -19,7 +19,7 @@ from torch.distributed import HashStore
 
 from sync.remote.engine import PeerDied
 from sync.remote.gloo import DistributedEngine
-from sync.remote.gloo_connection import _ALIVE, GlooConnection, _Frame, make_group
+from sync.remote.gloo_connection import _ALIVE, GlooConnection, _Frame, _spare, make_group
 from tests.promises.probe import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -130,6 +130,8 @@ def test_memory_of_a_large_block_is_used_again_once_the_block_is_released(ends):
     assert len(set(places)) == 2
     part = _kept[0][8:]  # refers to the memory of the whole block
     _kept.clear()
+    # The thread that served the last call refers to the block until it ends.
+    wait_until(lambda: any(len(region) == nbytes for region in _spare), WAIT_S)
     ends[0].call(keep, block_of(nbytes, 2)).result(WAIT_S)
     assert _kept[0].data_ptr() == places[1]
     assert torch.equal(part, block_of(nbytes, 0)[8:])
