@@ -123,18 +123,18 @@ def test_a_block_that_was_kept_stays_what_it_was(ends):
 
 
 def test_memory_of_a_large_block_is_used_again_once_the_block_is_released(ends):
-    nbytes = (16 << 20) + 8
-    for number in range(2):
-        ends[0].call(keep, block_of(nbytes, number)).result(WAIT_S)
-    places = [block.data_ptr() for block in _kept]
+    blocks = [block_of((16 << 20) + 8, number).numpy() for number in range(3)]
+    for block in blocks[:2]:
+        ends[0].call(keep, block).result(WAIT_S)
+    places = [block.ctypes.data for block in _kept]
     assert len(set(places)) == 2
     part = _kept[0][8:]  # refers to the memory of the whole block
     _kept.clear()
     # The thread that served the last call refers to the block until it ends.
-    wait_until(lambda: any(len(region) == nbytes for region in _spare), WAIT_S)
-    ends[0].call(keep, block_of(nbytes, 2)).result(WAIT_S)
-    assert _kept[0].data_ptr() == places[1]
-    assert torch.equal(part, block_of(nbytes, 0)[8:])
+    wait_until(lambda: any(len(region) == blocks[0].nbytes for region in _spare), WAIT_S)
+    ends[0].call(keep, blocks[2]).result(WAIT_S)
+    assert _kept[0].ctypes.data == places[1]
+    assert (part == blocks[0][8:]).all()
     _kept.clear()
 
 
