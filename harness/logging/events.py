@@ -8,6 +8,7 @@ computed. A resumed run goes on in the same file.
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class EventTrace(Callback):
     def on_run_start(self, run: Run) -> None:
         path = run.directory / FILE
         resumed = path.is_file() and self._go_on(path)
-        self._stream = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._stream = open(path, "ab", buffering=0, opener=_no_link)  # noqa: SIM115
         if resumed:
             self._write("resume", update=run.updates)
         else:
@@ -119,14 +120,19 @@ class EventTrace(Callback):
 
     def _go_on(self, path: Path) -> bool:
         """Take numbers up where the file ends, without a last line that is cut."""
-        text = path.read_bytes()
-        whole = text[: text.rfind(b"\n") + 1]
-        path.write_bytes(whole)
+        with open(path, "r+b", opener=_no_link) as stream:
+            size = stream.read().rfind(b"\n") + 1
+            stream.truncate(size)
         for _, event in read(path):
             if "sample" in event:
                 number, worker = event["sample"], event["worker"]
                 self._samples[worker] = max(self._samples.get(worker, 0), number + 1)
-        return bool(whole)
+        return size > 0
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file of the run directory, and never through a link that was laid there."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
 
 def checksum(policy: nn.Module) -> int:

@@ -6,7 +6,7 @@ forward pass. TRL 5937: "Version bumps without transfer".
 
 from __future__ import annotations
 
-from lockstep_check.rules.rule import Event, Limit, Rule, Story
+from lockstep_check.rules.rule import Event, Rule, Story
 
 
 class PublishedFirst(Rule):
@@ -15,10 +15,6 @@ class PublishedFirst(Rule):
     name = "published before it is used"
     needs = "publishes"
     advice = "Raise the version after the last byte has arrived, never before."
-
-    def __init__(self, limit: Limit):
-        super().__init__(limit)
-        self._dropped = False
 
     def on_act(self, event: Event, story: Story) -> str | None:
         return self._judge(event, story, "acts with")

@@ -88,6 +88,16 @@ def test_a_resumed_run_goes_on_in_its_trace(tmp_path: Path) -> None:
     assert sorted(set(trained)) == list(range(1, max(trained) + 1))
 
 
+def test_a_link_in_the_place_of_the_trace_is_not_written_through(tmp_path: Path) -> None:
+    place, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    traced(place, "collector=single")
+    elsewhere.write_text("mine")
+    (place / "events.jsonl").unlink()
+    (place / "events.jsonl").symlink_to(elsewhere)
+    assert run.main([f"resume={place}", "total_frames=4096"]) == 1
+    assert elsewhere.read_text() == "mine"
+
+
 def test_an_algorithm_with_a_replay_buffer_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
