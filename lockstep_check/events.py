@@ -86,7 +86,12 @@ FIELDS: dict[str, dict[str, Field]] = {
         "age": _int("the age that the program itself reports, in its own unit"),
         "logprob": Field((int, float), "sum of the log-probabilities in the ratio's denominator"),
     },
-    "drop": {**_SAMPLE, "reason": Field(str, "why", required=True), "length": _LENGTH},
+    "drop": {
+        **_SAMPLE,
+        "reason": Field(str, "why", required=True),
+        "length": _LENGTH,
+        "version": _int("that made what is given up, where a part is chosen by its version"),
+    },
     "counts": {
         "collected": _int("frames or tokens made so far", required=True),
         "delivered": _int("of these, taken by the trainer", required=True),

@@ -39,6 +39,7 @@ class Sample:
     oldest: int | None = None  # version that acted
     newest: int | None = None
     logprob: float | None = 0.0  # of all spans; None if one of them has none
+    spans: dict[int, int] = field(default_factory=dict)  # length by version, less what is dropped
     dropped: int = 0
     update: int | None = None  # that trains on it
     trained: dict[int, int] = field(default_factory=dict)  # by epoch
@@ -46,6 +47,14 @@ class Sample:
 
     def __str__(self) -> str:
         return f"sample {self.number} of worker {self.worker}"
+
+    def drop(self, version: int, length: int) -> None:
+        """Give up so much of what a version made; its age no longer counts once all of it is."""
+        self.spans[version] = self.spans.get(version, 0) - length
+        if self.spans[version] <= 0:
+            del self.spans[version]
+        if self.spans:
+            self.oldest, self.newest = min(self.spans), max(self.spans)
 
     @property
     def left(self) -> int:
@@ -152,6 +161,7 @@ class Story:
         self.made += length
         sample.oldest = version if sample.oldest is None else min(sample.oldest, version)
         sample.newest = version if sample.newest is None else max(sample.newest, version)
+        sample.spans[version] = sample.spans.get(version, 0) + length
         sample.logprob = _sum(sample.logprob, event.get("logprob"))
         self.sample = sample
 
@@ -186,6 +196,8 @@ class Story:
         length = _length(event, sample)
         sample.dropped += length
         self.dropped += length
+        if (version := event.get("version")) is not None:
+            sample.drop(version, length)
         if sample.update is None and sample.dropped >= sample.made:
             self._close(sample)
 

@@ -2,6 +2,7 @@
 
 python -m benchmarks.chaos --faults 500 --seed 7 --jobs 2
 python -m benchmarks.chaos --seed 7 --only 37
+python -m benchmarks.chaos --faults 50 --seed 7 --traced
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,9 +49,11 @@ class Result:
         return f"{self.number:4d} {how:6s} {self.end:11s} {self.seconds:5.1f} s  {self.fault}"
 
 
-def torment(seed: int, number: int, place: Path, *, mounts: bool) -> Result:
+def torment(seed: int, number: int, place: Path, *, mounts: bool, traced: bool) -> Result:
     """One run, its fault, the verdict, and the same after it went on."""
     fault = draw(seed, number, mounts=mounts)
+    if traced:
+        fault.run.options["callbacks"] = "[events]"
     victim = Victim(place / str(number))
     began, shm = time.monotonic(), verdict.shm_entries()
     findings: list[str] = []
@@ -130,12 +134,18 @@ def _resume_without(victim: Victim, fault: Fault) -> list[str]:
 def torment_all(arguments: argparse.Namespace, place: Path, *, mounts: bool) -> list[Result]:
     """As many faults as wanted, some at a time; each result is printed when it is known."""
     results: list[Result] = []
-    numbers = itertools.count() if arguments.only is None else iter(arguments.only)
+    numbers: Iterator[int] = iter(arguments.only or itertools.count())
+    if arguments.traced:  # only PPO's updates use the batch at hand
+        numbers = (
+            number
+            for number in numbers
+            if draw(arguments.seed, number, mounts=mounts).run.options["algo"] == "ppo"
+        )
     least = len(arguments.only or ()) or arguments.faults
     said = threading.Lock()
 
     def one(number: int) -> Result:
-        result = torment(arguments.seed, number, place, mounts=mounts)
+        result = torment(arguments.seed, number, place, mounts=mounts, traced=arguments.traced)
         with said:
             print(result, flush=True)
             for finding in result.findings[:MOST_SHOWN]:
@@ -143,7 +153,8 @@ def torment_all(arguments: argparse.Namespace, place: Path, *, mounts: bool) -> 
             if len(result.findings) > MOST_SHOWN:
                 print(f"            and {len(result.findings) - MOST_SHOWN} more", flush=True)
             if result.findings:
-                print(f"            again: {again(arguments.seed, number)}", flush=True)
+                command = again(arguments.seed, number, traced=arguments.traced)
+                print(f"            again: {command}", flush=True)
                 print(f"            kept: {result.folder}", flush=True)
         return result
 
@@ -163,9 +174,10 @@ def torment_all(arguments: argparse.Namespace, place: Path, *, mounts: bool) -> 
             results += [future.result() for future in done]
 
 
-def again(seed: int, number: int) -> str:
+def again(seed: int, number: int, *, traced: bool) -> str:
     """The command that repeats one fault."""
-    return f"python -m benchmarks.chaos --seed {seed} --only {number}"
+    command = f"python -m benchmarks.chaos --seed {seed} --only {number}"
+    return f"{command} --traced" if traced else command
 
 
 def report(results: list[Result], seconds: float) -> None:
@@ -197,6 +209,9 @@ def main(given: list[str]) -> int:
     parser.add_argument("--seed", type=int, help="of what is drawn; random if not given")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--only", type=int, nargs="+", help="the faults of these numbers")
+    parser.add_argument(
+        "--traced", action="store_true", help="runs of PPO that write a trace, which is checked"
+    )
     arguments = parser.parse_args(given)
     if ALONE not in os.environ and may_mount():
         command = [sys.executable, "-m", "benchmarks.chaos", *given]

@@ -15,6 +15,8 @@ import psutil
 from benchmarks.chaos.faults import Fault
 from benchmarks.chaos.victim import Victim
 from harness.run.checkpoints import CheckpointError, Checkpoints, read
+from lockstep_check.check import check
+from lockstep_check.events import FILE, TraceError
 
 LEAVE_S = 15.0  # for what is still ending
 SHM = Path("/dev/shm")
@@ -165,10 +167,25 @@ def judge_files(victim: Victim, *, ended: bool = False) -> Iterator[str]:
     counted = [record for record in records(victim) if "collector/collected" in record]
     if counted:
         yield from _judge_balance(counted[-1])
+    yield from _judge_trace(victim)
     if ended:
         hidden = [p.name for p in victim.directory.rglob(".*") if p.is_file()]
         if hidden:
             yield f"left in the run directory: {hidden}"
+
+
+def _judge_trace(victim: Victim) -> Iterator[str]:
+    """The rules of `lockstep check`, where the run writes a trace."""
+    trace = victim.directory / FILE
+    if not trace.exists() or not trace.stat().st_size:
+        return
+    try:
+        broken = check(trace).broken
+    except TraceError as error:
+        yield f"no trace: {error}"
+        return
+    for finding in broken:
+        yield f"{trace.name}, line {finding.line}: {finding.rule.name}: {finding.first}"
 
 
 def _judge_balance(record: dict[str, Any]) -> Iterator[str]:

@@ -74,12 +74,11 @@ class EventTrace(Callback):
         for worker, sample, spans in self._batch:
             place = {"worker": worker, "sample": sample}
             steps = {} if run.gradient_steps is None else {"step": run.gradient_steps}
-            dropped = sum(length for version, length in spans.items() if version in gone)
-            trained = sum(spans.values()) - dropped
-            if dropped:
-                self._write("drop", **place, reason="older than sync.max_lag", length=dropped)
-            if trained:
-                oldest = min(version for version in spans if version not in gone)
+            for version in sorted(spans.keys() & gone):
+                old = {"reason": "older than sync.max_lag", "length": spans[version]}
+                self._write("drop", **place, **old, version=version)
+            if kept := spans.keys() - gone:
+                oldest, trained = min(kept), sum(spans[version] for version in kept)
                 lag = age(oldest, int(run.collector.policy_version))
                 self._write(
                     "train", **place, update=run.updates + 1, length=trained, age=lag, **steps

@@ -17,6 +17,8 @@ from benchmarks.chaos.faults import Fault, draw
 from benchmarks.chaos.points import TRAINER, WORKER
 from benchmarks.chaos.runs import Run
 from benchmarks.chaos.victim import ROOT, Victim
+from tests.lockstep_check import traces
+from tests.lockstep_check.traces import remove, sound
 
 SEED, FAULTS = 7, 3
 
@@ -109,3 +111,16 @@ def test_a_damaged_checkpoint_is_found(victim):
     folder.mkdir()
     (folder / f"{5:012d}-{'0' * 16}.safetensors").write_bytes(b"half")
     assert "its hash differs from that in its name" in "\n".join(judge(victim, 0))
+
+
+def test_a_trace_that_breaks_a_rule_is_found(victim):
+    write(victim, "done")
+    events = sound()
+    traces.write(victim.directory / "events.jsonl", events)
+    assert judge(victim, 0) == []
+    remove("publish", version=6)(events)
+    traces.write(victim.directory / "events.jsonl", events)
+    assert "events.jsonl, line" in "\n".join(judge(victim, 0))
+    assert "version 6, which is not published yet" in "\n".join(judge(victim, 0))
+    (victim.directory / "events.jsonl").write_text("hello\n")
+    assert "no trace: " in "\n".join(judge(victim, 0))

@@ -67,6 +67,20 @@ def test_what_is_dropped_for_its_lag_is_a_drop(tmp_path: Path) -> None:
     assert sum(event["length"] for event in dropped) == summary["policy/dropped"]
 
 
+def test_frames_that_are_dropped_for_their_version_leave_the_ages_of_the_rest(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "run"
+    options = ["collector=simulated", "collector.num_workers=4", "collector.batches_ahead=1"]
+    options += ["collector.frames_per_batch=128", "env.num_envs=2", "sync.max_lag=2"]
+    assert traced(place, *options, "sync.on_stale=drop", limit=2).broken == []
+    ends = [
+        {(event["worker"], event["sample"]) for event in events(place) if event["event"] == kind}
+        for kind in ("drop", "train")
+    ]
+    assert set.intersection(*ends)  # a part of them was dropped
+
+
 def test_lag_zero_has_the_trace_of_a_synchronous_run(tmp_path: Path) -> None:
     from lockstep_check.same import first_difference
 

@@ -168,6 +168,21 @@ def test_the_limit_holds_after_a_resume_too(tmp_path: Path) -> None:
     assert broken.broken == 4
 
 
+def test_what_is_dropped_of_a_sample_by_its_version_has_no_age_at_use(tmp_path: Path) -> None:
+    """Half of a sample is older than the limit, and the program drops just that half."""
+    events = sound()
+    change("act", {**SAMPLE, "version": 1}, version=0, cache=0)(events)
+    assert [one.rule.name for one in run(tmp_path, events).broken] == [AGE, REPORTED, STAMP]
+    change("enqueue", SAMPLE, version=0)(events)
+    change("take", SAMPLE, version=0)(events)
+    drop = {"event": "drop", **SAMPLE, "reason": "old", "length": 8, "version": 0}
+    insert(drop, "train", **SAMPLE)(events)
+    for event in events:
+        if event["event"] == "train" and all(event[name] == SAMPLE[name] for name in SAMPLE):
+            event.update(version=2, age=1, length=8)
+    assert run(tmp_path, events).broken == []
+
+
 LIMITS: list[tuple[Limit, Any]] = [
     (Limit(2, "use", "updates"), 2),
     (Limit(2, "use", "versions"), 2),
