@@ -48,11 +48,13 @@ RESERVED = {
     "wandb": ("harness/logging",),
     "hydra": ("run.py", "hydra_plugins", "harness/config"),
     "omegaconf": ("run.py", "hydra_plugins", "harness/config"),
+    # Whoever wants RPC imports these, in the function that uses it.
+    "torch.distributed.rpc": ("sync/remote/rpc.py", "sync/remote/rpc_group.py"),
 }
 # Large or optional: imported by the function that uses it.
 LAZY = (
     *("ray", "envpool", "mujoco", "optuna", "submitit", "tensorboard"),
-    *("torch.distributed.rpc", "torch.utils.tensorboard"),
+    "torch.utils.tensorboard",
 )
 TYPE_CHECKING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:"
 

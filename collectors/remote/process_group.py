@@ -62,18 +62,13 @@ class ProcessGroupLauncher(Launcher):
                 "only the launcher of the ranks can start another one; torchrun --max-restarts "
                 "restarts the whole run"
             )
-        self._end(worker)
+        self._processes.end(worker)
         self._start(worker)
         try:
             self._processes.await_meeting([worker], functools.partial(self._engine.admit, worker))
         except BaseException:
-            self._end(worker)  # otherwise others would wait for it to join
+            self._processes.end(worker)
             raise
-
-    def _end(self, worker: int) -> None:
-        assert self._processes is not None
-        self._processes.end(worker)
-        self._engine.release(worker)
 
     def close(self, timeout: float) -> None:
         try:

@@ -16,7 +16,7 @@ from sync.remote import rpc
 class RPCCollector(RemoteCollector):
     """Workers in processes that torch.distributed.rpc joins to this one.
 
-    `JoiningOptions` say how.
+    `JoiningOptions` say how. None of them can be replaced.
     """
 
     kind = "RPCCollector"
@@ -25,6 +25,11 @@ class RPCCollector(RemoteCollector):
 
     @takes(JoiningArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
+        if options.get("on_worker_failure") == "restart":
+            raise ValueError(
+                'on_worker_failure="restart": torch\'s RPC cannot replace a process that died; '
+                "use DistributedCollector"
+            )
         self._joining = Joining(options)
         super().__init__(create_env_fn, policy, **options)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import cloudpickle
 from torch import nn
-from torch.jit import ScriptModule
 
 from sync import NoWeightSyncScheme, WeightSyncScheme
 from sync.model.strategy import flatten
@@ -77,13 +76,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 def parameters_of(policy: Any) -> list[Any]:
-    """What copies of a policy can share: its parameters, and modules that are compiled already."""
-    modules = policy.modules() if isinstance(policy, nn.Module) else ()
-    return [
-        one
-        for part in modules
-        for one in ([part] if isinstance(part, ScriptModule) else part.parameters(recurse=False))
-    ]
+    """What copies of a policy can share: its parameters."""
+    return list(policy.parameters()) if isinstance(policy, nn.Module) else []
 
 
 def find_model(policy: Any, model_id: str) -> Any:

@@ -400,6 +400,14 @@ class RPCCollectorConfig(JoiningCollectorConfig):
 
     name: str = "rpc"
 
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.on_worker_failure == "restart":
+            raise ConfigError(
+                "collector.on_worker_failure=restart: torch's RPC cannot replace a process that "
+                "died; use collector=distributed sync=distributed"
+            )
+
 
 @dataclass
 class RayCollectorConfig(RemoteCollectorConfig):

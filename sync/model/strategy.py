@@ -6,7 +6,7 @@ one form: tensors by dotted name, as in a state dict, and extra state kept apart
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -155,9 +155,14 @@ def _walk_module(module: nn.Module, prefix: str, flat: Flat, persistent_only: bo
     # Names are those of state_dict(): a module or parameter reached twice is listed twice.
     if hasattr(module, "_orig_mod"):  # leave the wrapper of torch.compile out of the names
         module = module._orig_mod  # type: ignore[assignment]
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError(
+            f"{type(module).__name__}: modules of TorchScript cannot be sent; send the module that "
+            "was scripted, and compile it with torch.compile"
+        )
     transient = module._non_persistent_buffers_set
-    for is_buffer, owner in enumerate((module._parameters, module._buffers)):
-        owner = _accessible(module, owner)
+    owners: tuple[Any, ...] = (module._parameters, module._buffers)
+    for is_buffer, owner in enumerate(owners):
         flat.keys.append(owner.keys())
         for key, tensor in owner.items():
             if tensor is None:
@@ -168,39 +173,11 @@ def _walk_module(module: nn.Module, prefix: str, flat: Flat, persistent_only: bo
     if type(module).get_extra_state is not nn.Module.get_extra_state:
         flat.extra[prefix + EXTRA_STATE] = module.get_extra_state()
         flat.extra_owners[prefix + EXTRA_STATE] = (module, "")
-    children = _accessible(module, module._modules)
-    flat.keys.append(children.keys())
-    for key, child in children.items():
-        flat.children.append((children, key, child))
+    flat.keys.append(module._modules.keys())
+    for key, child in module._modules.items():
+        flat.children.append((module._modules, key, child))
         if child is not None:
             _walk_module(child, f"{prefix}{key}.", flat, persistent_only)
-
-
-def _accessible(module: nn.Module, owner: Any) -> Any:
-    """The parameters, buffers or children of a module, as a mapping that shows later changes."""
-    return _Scripted(module, owner.keys()) if isinstance(module, torch.jit.ScriptModule) else owner
-
-
-class _Scripted(MutableMapping[str, Any]):
-    """Attributes of a TorchScript module, which has no such mapping. Their names never change."""
-
-    def __init__(self, module: torch.jit.ScriptModule, names: Iterable[str]):
-        self._module, self._names = module, tuple(names)
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self._module, name, value)
-
-    def __delitem__(self, name: str) -> None:
-        delattr(self._module, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _walk_mapping(source: Any, prefix: str, flat: Flat) -> None:

@@ -188,7 +188,7 @@ class JoiningEngine(Engine):
                 raise TimeoutError(
                     f"peer {', '.join(map(str, missing))} did not join at {self.host}:{self.port} "
                     f"within {self.timeout:g} s: was its process started, and does it call serve() "
-                    f"with this host and port?{self._obstacles()}"
+                    f"with this host and port?"
                 )
             if given_up.wait(_LOOK_S):
                 return
@@ -196,7 +196,3 @@ class JoiningEngine(Engine):
     @abstractmethod
     def _meet(self, peer: int, deadline: float) -> bool:
         """Meet the peer, if it came and was not met yet."""
-
-    def _obstacles(self) -> str:
-        """What may keep peers from joining, as the end of an error message."""
-        return ""

@@ -50,9 +50,6 @@ class Engine(ABC):
     def gone(self, peer: int) -> str | None:
         """Why the peer cannot be called any more; None while it can. Cheap."""
 
-    def release(self, peer: int) -> None:
-        """The peer's process has ended, perhaps while it joined: let others join."""
-
     @abstractmethod
     def describe(self, peer: int) -> str:
         """What error messages call the peer: its number, and its name or address."""

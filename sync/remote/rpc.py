@@ -1,4 +1,4 @@
-"""Calls over torch.distributed.rpc: the trainer is called "trainer", peer 3 "peer3_<number>".
+"""Calls over torch.distributed.rpc: the trainer is called "trainer", peer 3 "peer3".
 
     trainer                                   peer i
     -------                                   ------
@@ -12,8 +12,8 @@
 Each side watches the other with a call that never returns: it fails as soon as the connection does,
 and occupies no thread. A second call, from time to time, finds what a broken connection does not
 show: a host that is gone, or a pulled cable. torch allows one RPC agent in a process, so there can
-be one engine. The transport has no authentication, so everything binds to loopback unless told
-otherwise.
+be one engine. torch has no way to replace a member that died, and while one is dead nobody joins.
+The transport has no authentication, so everything binds to loopback by default.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import rpc as torch_rpc
 
 from sync.remote.addresses_and_stores import (
     LOOPBACK,
@@ -40,18 +41,9 @@ from sync.remote.addresses_and_stores import (
 from sync.remote.engine import PeerDied
 from sync.remote.inbox import close_all
 from sync.remote.pickled_calls import Outcome, pack, run, tell
-from sync.remote.rpc_group import (
-    MemberLost,
-    join,
-    newest_member,
-    next_name,
-    release_turn,
-    remove_members,
-    torch_rpc,
-)
+from sync.remote.rpc_group import await_group, has_come, join, name_of
 
 _TRAINER = "trainer"
-_AGAIN_S = 0.1
 _CLOSE_S = 2.0
 
 _left = threading.Event()
@@ -66,8 +58,6 @@ class RPCEngine(JoiningEngine):
     def __init__(self, num_peers: int, **options: Any):
         super().__init__(num_peers, **options)
         self._gone: dict[int, str] = {}
-        self._dead: set[str] = set()
-        self._problems: list[str] = []  # why members that died may keep others out of the group
         self._pending: dict[Future[Any], int] = {}
         self._closing = threading.Event()
         join(_TRAINER, 0, self._store, self._address, self.timeout)
@@ -76,53 +66,41 @@ class RPCEngine(JoiningEngine):
         atexit.register(self.close)  # an agent that outlives the interpreter aborts it
 
     def _meet(self, peer: int, deadline: float) -> bool:
-        if self._dead:
-            with contextlib.suppress(RuntimeError):  # `_forget` has noted why
-                remove_members(self._store, self._dead)  # a joining one may have put them back
-        name = newest_member(self._store, peer)
-        if not name or name == self._names.get(peer):
+        if peer in self._names:
+            raise ConnectionError(
+                f"{self.describe(peer)} joined before, and with torch's RPC no other process can "
+                "take its place: use DistributedEngine"
+            )
+        if not has_come(self._store, peer):
             return False
+        name = name_of(peer)
         try:
-            watch = _rpc().rpc_async(name, _never, args=(_TRAINER,), timeout=0)
+            watch = torch_rpc.rpc_async(name, _never, args=(_TRAINER,), timeout=0)
         except RuntimeError:  # it is joining
             return False
-        self._gone.pop(peer, None)
         self._names[peer] = name
-        watch.add_done_callback(lambda done: self._note(peer, name, _error(done)))
+        watch.add_done_callback(lambda done: self._note(peer, _error(done)))
         return True
 
-    def _obstacles(self) -> str:
-        return "".join(self._problems)
-
-    def _note(self, peer: int, name: str, why: str | None) -> None:
-        if why is not None and self._names.get(peer) == name and not self._closing.is_set():
-            if peer in self._gone:
-                return
-            self._gone[peer] = why
-            for future, whose in list(self._pending.items()):
-                if whose == peer:
-                    self._fail(future, peer, why)
-            threading.Thread(target=self._forget, args=(name,), daemon=True).start()
+    def _note(self, peer: int, why: str | None) -> None:
+        if why is None or peer in self._gone or self._closing.is_set():
+            return
+        self._gone[peer] = why
+        _watched_by.pop(self._names[peer], None)  # and with it the memory of its connection
+        for future, whose in list(self._pending.items()):
+            if whose == peer:
+                self._fail(future, peer, why)
 
     def _fail(self, future: Future[Any], peer: int, why: str) -> None:
         self._pending.pop(future, None)
         with contextlib.suppress(InvalidStateError):
             future.set_exception(PeerDied(f"{self.describe(peer)} is gone: {why}"))
 
-    def _forget(self, name: str) -> None:
-        """Remove a dead peer from the store: nobody can join while it counts as a member."""
-        self._dead.add(name)
-        _watched_by.pop(name, None)  # and with it the memory of its connection
-        try:
-            remove_members(self._store, [name])
-        except RuntimeError as error:
-            self._problems.append(f" {name}, which died, is still in the store: {error!r}")
-
     def _beats(self) -> None:
         while not self._closing.wait(self._silence_s / 4):
             for peer, name in list(self._names.items()):
                 if peer not in self._gone:
-                    _ask_for_life(name, self._silence_s, partial(self._note, peer, name))
+                    _ask_for_life(name, self._silence_s, partial(self._note, peer))
 
     def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
         data, tensors = pack((function, args))
@@ -133,16 +111,16 @@ class RPCEngine(JoiningEngine):
             return future
         name = self._names[peer]
         try:
-            sent = _rpc().rpc_async(name, _run, args=(data, *tensors), timeout=0)
+            sent = torch_rpc.rpc_async(name, _run, args=(data, *tensors), timeout=0)
         except RuntimeError as error:
             self._fail(future, peer, str(error).splitlines()[0])
             return future
-        sent.add_done_callback(lambda done: self._hear(peer, name, done, future))
+        sent.add_done_callback(lambda done: self._hear(peer, done, future))
         return future
 
-    def _hear(self, peer: int, name: str, done: Any, future: Future[Any]) -> None:
+    def _hear(self, peer: int, done: Any, future: Future[Any]) -> None:
         if (why := _error(done)) is not None:
-            self._note(peer, name, why)
+            self._note(peer, why)
             self._fail(future, peer, why)
             return
         self._pending.pop(future, None)
@@ -153,9 +131,6 @@ class RPCEngine(JoiningEngine):
         if peer not in self._names:
             return "it was never met: call connect()"
         return self._gone.get(peer)
-
-    def release(self, peer: int) -> None:
-        release_turn(self._store, peer)
 
     def describe(self, peer: int) -> str:
         return f"peer {peer} ({self._names.get(peer, 'not met')})"
@@ -174,7 +149,7 @@ class RPCEngine(JoiningEngine):
         for future, peer in list(self._pending.items()):
             self._fail(future, peer, "the engine was closed")
         self._beat.join(_CLOSE_S)
-        torch_rpc().shutdown(graceful=False)
+        torch_rpc.shutdown(graceful=False)
         _watched_by.clear()
 
 
@@ -194,7 +169,9 @@ def serve(
     store = find_store(host, port, timeout, peer)
     address = address or address_towards(host, port)
     warn_if_exposed("rpc", address)
-    name = _join(peer, store, address, timeout)
+    name = name_of(peer)
+    await_group(store, peer, timeout)
+    join(name, peer + 1, store, address, timeout)
     _left.clear()
     why: list[str] = []
 
@@ -203,35 +180,22 @@ def serve(
             why.append(f"the trainer is gone: {error}")
             _left.set()
 
-    watch = _rpc().rpc_async(_TRAINER, _never, args=(name,), timeout=0)
+    watch = torch_rpc.rpc_async(_TRAINER, _never, args=(name,), timeout=0)
     watch.add_done_callback(lambda done: end(_error(done)))
     while not _left.wait(silence_s / 4):
         _ask_for_life(_TRAINER, silence_s, end)
     said = why[0] if why else "it left"
     close_all(f"the trainer at {host}:{port}: {said}")
     time.sleep(0.05)  # the answer to the call that said so must get out
-    torch_rpc().shutdown(graceful=False)
+    torch_rpc.shutdown(graceful=False)
     _watched_by.clear()
     return said
-
-
-def _join(peer: int, store: Any, address: str, timeout: float) -> str:
-    """Join, and retry while members that died are still in the store; returns the name."""
-    deadline = time.monotonic() + timeout
-    name, number = next_name(store, peer, timeout)
-    while True:
-        try:
-            join(name, number, store, address, timeout)
-            return name
-        except MemberLost:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_AGAIN_S)
 
 
 # -- what members run
 
 
+@torch_rpc.functions.async_execution
 def _run(data: bytes, *tensors: Tensor) -> torch.futures.Future[Any]:
     replied: torch.futures.Future[Any] = torch.futures.Future()
 
@@ -243,24 +207,12 @@ def _run(data: bytes, *tensors: Tensor) -> torch.futures.Future[Any]:
     return replied
 
 
+@torch_rpc.functions.async_execution
 def _never(caller: str) -> torch.futures.Future[Any]:
     """A call that never returns, and occupies no thread meanwhile."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     _watched_by[caller] = future
     return future
-
-
-@cache
-def _rpc() -> Any:
-    """torch.distributed.rpc; it is loaded where it is used.
-
-    `_run` and `_never` return futures, for which RPC has a decorator. They are found by name,
-    in the peer too, so the decorated functions take their names.
-    """
-    rpc = torch_rpc()
-    for function in (_run, _never):
-        globals()[function.__name__] = rpc.functions.async_execution(function)
-    return rpc
 
 
 def _alive() -> None:
@@ -273,7 +225,7 @@ def _leave() -> None:
 
 def _ask_for_life(name: str, within_s: float, tell: Callable[[str | None], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the watch has seen that connection break
-        asked = torch_rpc().rpc_async(name, _alive, timeout=within_s)
+        asked = torch_rpc.rpc_async(name, _alive, timeout=within_s)
         asked.add_done_callback(lambda done: tell(_error(done)))
 
 

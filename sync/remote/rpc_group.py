@@ -1,12 +1,11 @@
-"""The one RPC agent of torch in this process: how it joins a group, and who is a member.
+"""The one RPC agent of torch in this process, and how it joins a group.
 
-torch has no public way to replace a member that died, nor to bind its store to one address. This
-module uses what is not public:
+torch has no public way to bind its store to one address, nor to give up joining. This module uses
+what is not public:
 
 - `rpc._init_counter`, which names the group in the store (`rpc_prefix_0`);
 - `rpc.api.shutdown`, replaced while `init_rpc` runs;
-- the store's keys `names/_ALL_WORKER_INFOS` (the members, as "name-rank,"),
-  `RpcGroupManagementToken` (whose turn it is to join) and `Token_for_<name>_join`;
+- the store's key `names/_ALL_WORKER_INFOS`, which is there once the trainer has joined;
 - `_transports` and `_channels` of `TensorPipeRpcBackendOptions`.
 
 `tests/sync/remote/test_rpc_group.py` fails when one of them changes.
@@ -15,14 +14,13 @@ module uses what is not public:
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import rpc
 
 from sync.remote.addresses_and_stores import interface_of, is_loopback
 
@@ -35,42 +33,12 @@ _ONE_MACHINE: dict[str, Any] = {"_transports": ["shm"], "_channels": ["basic"]}
 # whatever their addresses; tests whose hosts are namespaces forbid that.
 BETWEEN_MACHINES: dict[str, Any] = {}
 _GROUP = "rpc_prefix_0"  # the prefix of torch's keys in the store
-_WHOSE_TURN = "RpcGroupManagementToken"  # who is joining: one member at a time
 _MEMBERS = "names/_ALL_WORKER_INFOS"  # who is in the group
 _stores: dict[str, Any] = {}  # the store with which a member of this name joins
 
 
-def torch_rpc() -> Any:
-    """The module; it is loaded where it is used."""
-    from torch.distributed import rpc
-
-    return rpc
-
-
-def remove_members(store: Any, names: Collection[str]) -> None:
-    """Remove these from the members in the store, which whoever joins connects to.
-
-    A process that is just joining may write back what it read before.
-    """
-    group = PrefixStore(_GROUP, store)
-    while True:
-        members = group.get(_MEMBERS).decode()
-        kept = "".join(
-            f"{member},"
-            for member in members.split(",")
-            if member and member.rpartition("-")[0] not in names
-        )
-        if kept == members or group.compare_set(_MEMBERS, members, kept).decode() == kept:
-            return
-
-
-class MemberLost(ConnectionError):
-    """A member could not be reached. Joining works once the dead ones are removed."""
-
-
 def join(name: str, number: int, store: Any, address: str, timeout: float) -> None:
     """Be the member `name` of the group whose members meet in `store`."""
-    rpc = torch_rpc()
     if already := _own_name():
         raise RuntimeError(
             f"this process is in an RPC group already, as {already!r}; there can be one at a time"
@@ -85,23 +53,14 @@ def join(name: str, number: int, store: Any, address: str, timeout: float) -> No
     interface, before = interface_of(address), os.environ.get(_INTERFACE)
     _stores[name] = store
     rpc._init_counter = 0  # both sides must name the group alike
-    lost = False
     shutdown = rpc.api.shutdown
-
-    def leave_at_once() -> None:
-        nonlocal lost
-        lost = True
-        shutdown(graceful=False)
-
     # A process that does not reach a member leaves: torch's own way waits for it to have joined.
-    rpc.api.shutdown = leave_at_once
+    rpc.api.shutdown = partial(shutdown, graceful=False)
     os.environ[_INTERFACE] = interface
     try:
         rpc.init_rpc(name, rank=number, world_size=None, rpc_backend_options=options)
     except RuntimeError as error:
-        if lost:
-            _step_back(name, store)
-        raise (MemberLost if lost else ConnectionError)(
+        raise ConnectionError(
             f"{name} could not join the group at {store.host}:{store.port} within {timeout:g} s: "
             f"{str(error).splitlines()[0]}"
         ) from None
@@ -116,24 +75,9 @@ def join(name: str, number: int, store: Any, address: str, timeout: float) -> No
 
 def _own_name() -> str:
     try:
-        return str(torch_rpc().get_worker_info().name)
+        return str(rpc.get_worker_info().name)
     except RuntimeError:  # there is no agent
         return ""
-
-
-def _step_back(name: str, store: Any) -> None:
-    """Remove a member that could not join: its name, and its turn to join."""
-    remove_members(store, [name])
-    group, turn = PrefixStore(_GROUP, store), f"Token_for_{name}_join"
-    group.compare_set(_WHOSE_TURN, turn, "")
-    group.set(turn, "Done")  # the others wait for this
-
-
-def release_turn(store: Any, peer: int) -> None:
-    """If it is this peer's turn to join, and its process has ended, let others join."""
-    turn = PrefixStore(_GROUP, store).get(_WHOSE_TURN).decode()
-    if found := re.fullmatch(rf"Token_for_(peer{peer}_\d+)_join", turn):
-        _step_back(found[1], store)
 
 
 @cache
@@ -149,8 +93,13 @@ def _rendezvous(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
     yield _stores[found.netloc], int(parse_qs(found.query)["rank"][0]), -1
 
 
-def next_name(store: Any, peer: int, timeout: float) -> tuple[str, int]:
-    """A name and a number that no member of the group had before, once the trainer has joined."""
+def name_of(peer: int) -> str:
+    """What the group calls this peer."""
+    return f"peer{peer}"
+
+
+def await_group(store: Any, peer: int, timeout: float) -> None:
+    """Wait until the trainer has opened the group, and let it know that this peer joins."""
     try:
         store.wait([f"{_GROUP}/{_MEMBERS}"], timedelta(seconds=timeout))
     except RuntimeError:
@@ -158,16 +107,13 @@ def next_name(store: Any, peer: int, timeout: float) -> tuple[str, int]:
             f"peer {peer}: the process at {store.host}:{store.port} opened no RPC group within "
             f"{timeout:g} s"
         ) from None
-    number = int(store.add("lockstep/peers", 1))
-    name = f"peer{peer}_{number}"
-    store.set(_newest(peer), name)
-    return name, number
+    store.set(_came(peer), "")
 
 
-def newest_member(store: Any, peer: int) -> str:
-    """The name with which this peer joined last, or is joining; empty if it never did."""
-    return str(store.get(_newest(peer)).decode()) if store.check([_newest(peer)]) else ""
+def has_come(store: Any, peer: int) -> bool:
+    """Whether this peer has joined, or is joining."""
+    return bool(store.check([_came(peer)]))
 
 
-def _newest(peer: int) -> str:
+def _came(peer: int) -> str:
     return f"lockstep/peer/{peer}"

@@ -72,6 +72,10 @@ def of(kind: str) -> tuple[str, str]:
             "cannot be divided among 2 workers with 8",
         ),
         ((*of("rpc"), "collector.devices.policy=[cpu,cpu,cpu]"), "3 devices for 2 workers"),
+        (
+            (*of("rpc"), "collector.on_worker_failure=restart"),
+            "torch's RPC cannot replace a process that died; use collector=distributed",
+        ),
     ],
 )
 def test_what_cannot_work_between_machines_is_refused_with_a_reason(overrides, reason):

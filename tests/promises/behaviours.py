@@ -110,14 +110,8 @@ def a_hanging_worker_is_named_and_may_come_back(running: Trial) -> None:
     assert running.findings.violations() == {}
 
 
-def killed_workers_are_named_and_replaced(
-    running: Trial, replace: Callable[[Trial, int], None], died: str, rounds: int = 1
-) -> None:
-    """Worker 1 is killed; the others go on, and another process takes its place, so many times.
-
-    replace: starts a process in a dead worker's place.
-    """
-    chance = random.Random(0)
+def a_killed_worker_is_named(running: Trial, died: str) -> None:
+    """Worker 1 is killed, and the others go on."""
     running.scheme.describe_worker(1, "CartPole-v1")
     running.publish(wait=True)
     running.processes[1].kill()
@@ -128,6 +122,17 @@ def killed_workers_are_named_and_replaced(
         version = running.publish(wait=True, worker_ids=[0, 2])
     running.calls_from_now(10)
     assert in_use(running)[::2] == [version, version]
+
+
+def killed_workers_are_named_and_replaced(
+    running: Trial, replace: Callable[[Trial, int], None], died: str, rounds: int = 1
+) -> None:
+    """Worker 1 is killed; the others go on, and another process takes its place, so many times.
+
+    replace: starts a process in a dead worker's place.
+    """
+    chance = random.Random(0)
+    a_killed_worker_is_named(running, died)
     for round_ in range(rounds):
         if round_:
             for _ in range(chance.randrange(30)):

@@ -111,7 +111,12 @@ class Peers:
 
     def __init__(self, kind: str, number: int, target: Callable[..., None] = serve, **options: Any):
         self.kind, self._options, self._target = kind, options, target
-        self.module = MODULES[kind]
+        self.module, self._number = MODULES[kind], number
+        self.open()
+
+    def open(self) -> None:
+        """Start the peers and meet them."""
+        kind, number, options = self.kind, self._number, self._options
         self.processes: list[Any] = []
         if kind == "ray":
             self._actors = [self._actor() for _ in range(number)]

@@ -117,10 +117,15 @@ def test_a_slow_way_makes_sends_slow_and_nothing_else(kind):
         trainer.says("close")
 
 
-@pytest.mark.parametrize("kind", ["distributed", pytest.param("rpc", marks=pytest.mark.slow)])
-def test_a_collector_that_loses_a_host_collects_on_and_replaces_it_elsewhere(kind, tmp_path):
+def test_a_collector_that_loses_a_host_collects_on_and_replaces_it_elsewhere(tmp_path):
     with network(3) as net:
-        program = ("-m", "tests.promises.remote_collecting", kind, str(tmp_path), *net.names[1:])
+        program = (
+            "-m",
+            "tests.promises.remote_collecting",
+            "distributed",
+            str(tmp_path),
+            *net.names[1:],
+        )
         trainer = Trainer(net.start(None, *program, cwd=ROOT, **PIPES))
         trainer.says("collect", until=[0, 1])
         trainer.tell("collect", until=[0, 1], restarts=1)

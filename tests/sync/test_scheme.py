@@ -6,7 +6,6 @@ import os
 import threading
 
 import pytest
-import torch
 from tensordict import TensorDict
 from torch import nn
 
@@ -18,7 +17,6 @@ from sync import (
     WorkerTimeout,
 )
 from tests.promises.probe import wait_until
-from tests.sync.remote.support import joined
 from tests.sync.support import (
     EACH_OF_ALL,
     EVERY,
@@ -389,16 +387,3 @@ def test_what_is_said_about_a_worker_is_in_its_errors_and_harms_no_worker_withou
         scheme.connect_timeout = 30
         with ThreadWorker(scheme, None) as worker:
             worker.do(lambda s, m: s.init_on_receiver(worker_idx=0))
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-def test_torchscript_models_are_sent_and_received():
-    ours, theirs = (
-        torch.jit.script(nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2)))
-        for _ in range(2)
-    )
-    with joined(ours, theirs) as (scheme, *_):
-        ours[0].weight.data = torch.ones(2, 2)
-        ours[1].running_mean = torch.full((2,), 7.0)
-        scheme.send()
-        assert bits(theirs) == bits(ours)

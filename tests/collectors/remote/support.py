@@ -28,6 +28,8 @@ KINDS = [
     pytest.param("rpc", marks=pytest.mark.slow),
     pytest.param("ray", marks=[pytest.mark.slow, needs_ray]),
 ]
+# Of these, the engines that can replace a host.
+REPLACING = [KINDS[0], KINDS[2]]
 
 
 def make(kind: str, create_env_fn: Any, policy: Any = None, **options: Any) -> Any:

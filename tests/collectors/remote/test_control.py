@@ -68,6 +68,7 @@ REFUSED = [
         ValueError,
         "cudagraph_policy=True needs a CUDA policy_device, but it is cpu",
     ),
+    ({"on_worker_failure": "restart"}, ValueError, "cannot replace .* use DistributedCollector"),
     ({"port": 65536}, ValueError, "port=65536: it must be 0 to 65535"),
     ({"launcher": "slurm"}, ValueError, "it must be one of 'local', 'env' or None"),
     ({"launcher": "env"}, ValueError, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not set"),

@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from sync import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
-from sync.remote import rpc
 from tests.collectors.remote.support import KINDS, host_pids, make, needs_ray
 from tests.collectors.support import all_accounted_for
 from tests.collectors.troubled import Plain, Troubled, hold, is_gone, told, wait_until
@@ -70,7 +69,7 @@ def test_a_killed_host_is_named_and_what_it_made_is_accounted_for(kind, sync):
     ("kind", "sync"),
     [
         ("distributed", True),
-        ("rpc", False),
+        ("distributed", False),
         pytest.param("ray", True, marks=needs_ray),
     ],
 )
@@ -104,7 +103,7 @@ def test_a_killed_host_is_replaced_with_the_newest_weights_and_another_seed(kind
 
 
 def test_a_host_that_dies_while_it_is_asked_for_its_state_is_replaced_and_asked_again():
-    with troubled("rpc", on_worker_failure="restart", max_restarts=2) as collector:
+    with troubled("distributed", on_worker_failure="restart", max_restarts=2) as collector:
         gather(collector, 2)
         dead = host_pids(collector)[1]
         os.kill(dead, signal.SIGSTOP)  # so that it cannot answer before it is gone
@@ -114,7 +113,6 @@ def test_a_host_that_dies_while_it_is_asked_for_its_state_is_replaced_and_asked_
         assert collector.stats()["restarts"] == 1
         gather(collector, 3)
         assert all_accounted_for(collector.stats())
-        wait_until(lambda: len(rpc._watched_by) == 2)  # nothing of the dead one's connection
 
 
 def test_restarts_are_bounded():

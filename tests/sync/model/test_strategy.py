@@ -88,16 +88,10 @@ def test_one_number_that_is_expanded_to_itself_can_be_written_in_place():
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("inplace", [True, False], ids=["inplace", "replaced"])
-def test_a_torchscript_module_takes_parameters_and_buffers(inplace):
-    destination = torch.jit.script(nn.BatchNorm1d(2))
-    source = nn.BatchNorm1d(2)
-    with torch.no_grad():
-        source.weight.fill_(3.0)
-        source.running_mean.fill_(7.0)
-    WeightStrategy().apply_weights(destination, source.state_dict(), inplace=inplace)
-    assert destination.weight.tolist() == [3, 3]
-    assert destination.running_mean.tolist() == [7, 7]
+def test_a_torchscript_module_is_refused_with_what_can_be_sent():
+    model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.BatchNorm1d(2)))
+    with pytest.raises(TypeError, match="TorchScript cannot be sent; send the module that was"):
+        WeightStrategy().extract_weights(model)
 
 
 def memory(source):

@@ -11,6 +11,7 @@ import warnings
 import psutil
 import pytest
 
+from sync.remote import rpc
 from sync.remote.addresses_and_stores import address_towards, interface_of, is_loopback, open_store
 from tests.promises.probe import wait_until
 from tests.promises.remote_probe import ENGINES, MODULES, Peers
@@ -167,19 +168,13 @@ def test_an_interface_is_found_by_its_address():
         interface_of("nowhere.invalid")
 
 
-def test_why_the_place_of_a_dead_peer_is_not_free_is_told_to_who_waits_for_another(monkeypatch):
-    from sync.remote import rpc
-
-    def refuse(store, names):
-        raise RuntimeError(f"the store keeps {', '.join(names)}")
-
-    monkeypatch.setattr(rpc, "remove_members", refuse)
+def test_rpc_says_at_once_that_no_other_process_can_take_the_place_of_a_peer():
     peers = Peers("rpc", 1)
     try:
         peers.processes[0].kill()
         wait_until(lambda: peers.engine.gone(0) is not None)
-        peers.engine.timeout = 1.0
-        with pytest.raises(TimeoutError, match=r"did not join .* in the store: .*keeps peer0_1"):
+        assert not rpc._watched_by  # nothing is left of its connection
+        with pytest.raises(ConnectionError, match=r"peer 0 \(peer0\) .* use DistributedEngine"):
             peers.engine.admit(0)
     finally:
         peers.close()

@@ -11,14 +11,11 @@ import pytest
 from torch.distributed import PrefixStore
 from torch.distributed import rpc as torch_rpc
 
-from sync.remote import rpc_group
 from sync.remote.rpc import RPCEngine
-from tests.promises.probe import wait_until
 from tests.promises.remote_probe import Peers
 
 GROUP = "rpc_prefix_0"
 MEMBERS = "names/_ALL_WORKER_INFOS"
-TURN = "RpcGroupManagementToken"
 
 
 @pytest.fixture
@@ -32,37 +29,8 @@ def group_of(engine):
     return PrefixStore(GROUP, engine._store)
 
 
-def test_the_store_lists_the_members_and_whose_turn_it_is_to_join(peers):
-    store = group_of(peers.engine)
-    assert store.get(MEMBERS).decode() == "trainer-0,peer0_1-1,"
-    assert store.get(TURN).decode() == ""
-    for name in ("trainer", "peer0_1"):
-        assert store.get(f"Token_for_{name}_join").decode() == "Done"
-
-
-def test_a_member_that_died_stays_in_the_list_until_it_is_removed(peers, monkeypatch):
-    monkeypatch.setattr("sync.remote.rpc.remove_members", lambda store, names: None)
-    peers.processes[0].kill()
-    wait_until(lambda: peers.engine.gone(0) is not None)
-    store = group_of(peers.engine)
-    assert store.get(MEMBERS).decode() == "trainer-0,peer0_1-1,"
-    rpc_group.remove_members(peers.engine._store, ["peer0_1"])
-    assert store.get(MEMBERS).decode() == "trainer-0,"
-    monkeypatch.undo()
-    peers.replace(0)
-    assert store.get(MEMBERS).decode() == "trainer-0,peer0_2-2,"
-
-
-def test_the_turn_of_a_process_that_ended_while_it_joined_is_released(peers):
-    store = group_of(peers.engine)
-    store.set(TURN, "Token_for_peer0_7_join")
-    store.set(MEMBERS, "trainer-0,peer0_1-1,peer0_7-7,")
-    peers.engine.release(3)
-    assert store.get(TURN).decode() == "Token_for_peer0_7_join"
-    peers.engine.release(0)
-    assert store.get(TURN).decode() == ""
-    assert store.get("Token_for_peer0_7_join").decode() == "Done"
-    assert store.get(MEMBERS).decode() == "trainer-0,peer0_1-1,"
+def test_the_store_lists_the_members(peers):
+    assert group_of(peers.engine).get(MEMBERS).decode() == "trainer-0,peer0-1,"
 
 
 def test_a_group_that_is_opened_again_has_the_same_name():
