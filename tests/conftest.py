@@ -23,7 +23,7 @@ from tests import costs
 from tests.selection import divided, is_plain
 
 SHM = Path("/dev/shm")
-LEFTOVER_WAIT_S = 5.0
+LEFTOVER_WAIT_S = 30.0
 SELECTED = pytest.StashKey[str]()  # how many cases run, of how many
 RAY_S = 300.0  # for a test and the start of its cluster, which takes a minute where others run too
 # How what multiprocessing, torch and Lockstep put there is called; others put things there too.

@@ -91,6 +91,7 @@ class Gate:
     def __init__(self, path: Path):
         os.mkfifo(path)
         self.path = str(path)
+        self.folder = path.parent
         self._fd = os.open(path, os.O_RDWR)
 
     def let(self, steps: int) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
+from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -20,38 +24,47 @@ from gymnasium.wrappers import RecordVideo
 from collectors import Collector, MultiSyncCollector
 from sync.errors import WorkerTimeout
 from tests.collectors.remote.support import make as make_remote
-from tests.collectors.support import CodeEnv, CodePolicy, same_bits
+from tests.collectors.support import CodeEnv, CodePolicy, Gate, same_bits
+from tests.collectors.troubled import PoolClock, wait_until
 
 STEPS = 20
+TIMEOUT_S = 60.0
 
 
-class Slow(CodeEnv):
-    """One endless episode, whose first `slow` steps take a while."""
+class Endless(CodeEnv):
+    """One episode without an end, whose first steps may be slow or wait for a gate."""
 
-    def __init__(self, slow: int = 0, pause: float = 0.15):
+    def __init__(self, slow: int = 0, gate: str = ""):
         super().__init__(endless=True)
-        self.slow, self.pause = slow, pause
+        self.slow, self.gate = slow, gate
+        self._fd = os.open(gate, os.O_RDWR) if gate else -1
 
     def step(self, action):
         if self.steps < self.slow:
-            time.sleep(self.pause)
+            time.sleep(0.15)
+        if self.gate:
+            Path(f"{self.gate}-{os.getpid()}").touch()
+            os.read(self._fd, 1)
         return super().step(action)
 
 
-def single(create_env_fn=Slow, **options):
+def single(create_env_fn=Endless, **options):
     return Collector(create_env_fn, CodePolicy(), frames_per_batch=STEPS, **options)
 
 
-def multi(create_env_fn=Slow, **options):
-    options.setdefault("timeout", 2.0)
+def multi(create_env_fn=Endless, **options):
     return MultiSyncCollector(
-        create_env_fn, CodePolicy(), num_workers=2, frames_per_batch=2 * STEPS, **options
+        create_env_fn,
+        CodePolicy(),
+        num_workers=2,
+        frames_per_batch=2 * STEPS,
+        timeout=TIMEOUT_S,
+        **options,
     )
 
 
-def hosts(create_env_fn=Slow, **options):
-    options.setdefault("timeout", 2.0)
-    options["frames_per_batch"] = 2 * STEPS
+def hosts(create_env_fn=Endless, **options):
+    options |= {"frames_per_batch": 2 * STEPS, "timeout": TIMEOUT_S}
     return make_remote("distributed", create_env_fn, CodePolicy(), **options)
 
 
@@ -62,11 +75,43 @@ def interrupted(make, **options):
         return first.state_dict(), first.next()
 
 
+@pytest.fixture
+def gate(tmp_path):
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.close()
+
+
+@contextmanager
+def once_both_replay(gate: Gate, clock: PoolClock, then: Callable[[], None]):
+    """Put the clock forward by three timeouts while both workers replay; what is done `then`."""
+
+    def put_forward():
+        wait_until(lambda: len(list(gate.folder.glob("gate-*"))) == 2)
+        clock.await_look()  # that they replay is known
+        clock.ahead_s += 3 * TIMEOUT_S
+        then()
+
+    thread = threading.Thread(target=put_forward)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
 @pytest.mark.parametrize("make", [multi, hosts])
-def test_a_replay_may_take_longer_than_a_worker_may_be_silent(make):
+def test_a_replay_may_take_longer_than_a_worker_may_be_silent(make, gate, monkeypatch):
+    clock = PoolClock(monkeypatch)
+
+    def open_gate():
+        clock.await_look()
+        gate.let(1000)
+
     state, expected = interrupted(make)
-    with make(create_env_kwargs={"slow": STEPS}) as second:
-        assert second.load_state_dict(state) is True
+    with make(create_env_kwargs={"gate": gate.path}) as second:
+        with once_both_replay(gate, clock, open_gate):
+            assert second.load_state_dict(state) is True
         assert same_bits(second.next(), expected)
 
 
@@ -79,12 +124,14 @@ def test_a_replay_that_takes_too_long_is_given_up_for_new_episodes(make):
         assert second.stats()["restarts"] == 0
 
 
-def test_a_replay_that_hangs_is_a_worker_that_hangs():
+def test_a_replay_that_hangs_is_a_worker_that_hangs(gate, monkeypatch):
+    clock = PoolClock(monkeypatch)
     state, _ = interrupted(multi)
-    kwargs = {"slow": STEPS, "pause": 3600.0}
+    kwargs = {"gate": gate.path}
     with (
         pytest.raises(WorkerTimeout, match="replaying episodes"),
-        multi(create_env_kwargs=kwargs, timeout=1.0, resume_timeout=0.5) as second,
+        multi(create_env_kwargs=kwargs, resume_timeout=TIMEOUT_S) as second,
+        once_both_replay(gate, clock, lambda: None),
     ):
         second.load_state_dict(state)
 
@@ -139,7 +186,7 @@ def recorded(folder):
 
 
 def logged(folder):
-    return gym.wrappers.TimeLimit(Log(Slow(), folder), 1000)
+    return gym.wrappers.TimeLimit(Log(Endless(), folder), 1000)
 
 
 def vector(folder):

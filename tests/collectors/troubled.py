@@ -12,9 +12,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import psutil
+import pytest
 import torch
 from torch import Tensor, nn
 
+from collectors.workers import pool
+from sync.local.waiting import awake_s
 from tests.collectors.support import COLLECTORS
 
 WAIT_S = 30.0
@@ -188,6 +191,24 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.002)
+
+
+class PoolClock:
+    """The clock by which a pool judges its workers' silence; a test puts it forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.ahead_s = 0.0
+        self._reads = 0
+        monkeypatch.setattr(pool, "awake_s", self)
+
+    def __call__(self) -> float:
+        self._reads += 1
+        return awake_s() + self.ahead_s
+
+    def await_look(self) -> None:
+        """Wait until the pool, which waits for its workers, has looked at each once more."""
+        before = self._reads
+        wait_until(lambda: self._reads > before + 4)  # it reads twice for each look
 
 
 def is_gone(pid: int) -> bool:
