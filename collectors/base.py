@@ -27,7 +27,15 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from collectors.annotations import shown
-from collectors.data.batch import Filled, assemble, buffer_for, check_alike, frames_of, split
+from collectors.data.batch import (
+    BatchSpan,
+    WorkerBatch,
+    assemble,
+    buffer_for,
+    check_alike,
+    frames_of,
+    split,
+)
 from collectors.in_process import InProcessPool
 from collectors.options import ASYNC, Options, check_factory, count_workers, per_worker
 from collectors.rollout.frame_block import FrameLayout
@@ -78,7 +86,7 @@ class BaseCollector(ABC):
       turns.next()          orders batches, and waits for those whose turn it is
       pool.take(worker)     counted as delivered
       _assemble(...)        one batch of all, or of one
-      pool.release(filled)  its memory can be written again
+      pool.release(...)     its memory can be written again
     """
 
     kind = "Collector"
@@ -262,13 +270,13 @@ class BaseCollector(ABC):
             )
         return batch
 
-    def _batch_of(self, batches: Sequence[Filled]) -> TensorDict:
+    def _batch_of(self, batches: Sequence[WorkerBatch]) -> TensorDict:
         """One batch of these; with copy=False in memory that the next one overwrites."""
         stamps = self.options.track_policy_version
         only_finals = self.options.next_observation == "final"
         buffer = None
         if not self.options.copy:
-            layouts = tuple(filled.frames.layout for filled in batches)
+            layouts = tuple(batch.frames.layout for batch in batches)
             if layouts not in self._buffers:
                 self._buffers[layouts] = buffer_for(batches, stamps, only_finals)
             buffer = self._buffers[layouts]
@@ -299,26 +307,26 @@ class BaseCollector(ABC):
     def _gather(self) -> TensorDict:
         """The next batch: of those workers whose turn it is."""
         taken = [self.pool.take(worker) for worker in self.turns.next()]
-        newest = [filled.newest for filled in taken if filled.newest is not None]
+        newest = [part.newest for part in taken if part.newest is not None]
         self.newest_at_end = max(newest, default=None)
         try:
             batch = self._assemble(taken)
         except BaseException:
-            for filled in taken:
-                self.pool.discard(filled)
+            for part in taken:
+                self.pool.discard(part)
             raise
         finally:
-            for filled in taken:
-                self.pool.release(filled)
+            for part in taken:
+                self.pool.release(part)
         self.turns.taken()
         return batch
 
-    def _assemble(self, taken: Sequence[Filled]) -> TensorDict:
+    def _assemble(self, taken: Sequence[WorkerBatch]) -> TensorDict:
         """One batch of these, copied."""
         if len(taken) > 1:
-            workers = [self.pool.handles[filled.worker] for filled in taken]
+            workers = [self.pool.handles[part.worker] for part in taken]
             names = [f"{worker.name} {worker.index}" for worker in workers]
-            check_alike(names, [filled.frames.layout for filled in taken], self._apart)
+            check_alike(names, [part.frames.layout for part in taken], self._apart)
         return self._batch_of(taken)
 
     # -- weights
@@ -532,8 +540,8 @@ class BaseCollector(ABC):
         """
         return self.pool.stages()
 
-    def made_batches(self) -> list[Filled]:
-        """The batches that arrived since the last call, without their frames; only the newest."""
+    def made_batches(self) -> list[BatchSpan]:
+        """When the batches were made that arrived since the last call; only the newest."""
         made = self.pool.made
         return [made.popleft() for _ in range(len(made))]
 

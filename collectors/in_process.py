@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from collectors.data.batch import Filled, Trajectories
+from collectors.data.batch import BatchSpan, Trajectories, WorkerBatch
 from collectors.options import Options, per_worker
 from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, allocate
@@ -72,17 +72,15 @@ class InProcessWorker:
             self.streams.keep()
             outside.resume()
 
-    def collect(self, num_steps: int, blocks: dict[FrameLayout, FrameBlock]) -> Filled:
+    def collect(self, num_steps: int, blocks: dict[FrameLayout, FrameBlock]) -> WorkerBatch:
         """The frames of its next batch, in the block of `blocks` that has their layout."""
         layout = self.rollout.plan(num_steps)
         frames = blocks.get(layout) or blocks.setdefault(layout, allocate(layout))
         steps = self.rollout.collect(frames)
-        return Filled(
-            serial=0,
-            block=0,
-            steps=steps,
+        return WorkerBatch(
+            frames,
+            steps,
             num_frames=int(np.count_nonzero(frames.live[:steps])),
-            content=frames,
             worker=self.index,
             first_env=self.first_env,
             generation=self.generation,
@@ -125,7 +123,7 @@ class InProcessPool(ABC):
         n = num_workers
         self.publisher, self.options, self.num_workers, self.seeds = publisher, options, n, seeds
         self.handles: dict[int, InProcessWorker] = {}
-        self.made: deque[Filled] = deque()  # they are taken when they are made
+        self.made: deque[BatchSpan] = deque()  # they are taken when they are made
         self.num_envs = 0
         self.numbering = [Trajectories(worker, n) for worker in range(n)]
         self.delivered = self.dropped = 0  # frames
@@ -149,15 +147,15 @@ class InProcessPool(ABC):
         return self.handles[index]
 
     @abstractmethod
-    def take(self, turn: Any) -> Filled:
+    def take(self, turn: Any) -> WorkerBatch:
         """The batch of the worker whose turn it is, which is computed now."""
 
-    def discard(self, filled: Filled) -> None:
+    def discard(self, batch: WorkerBatch) -> None:
         """The learner cannot use the batch that it took: its frames count as dropped."""
-        self.delivered -= filled.num_frames
-        self.dropped += filled.num_frames
+        self.delivered -= batch.num_frames
+        self.dropped += batch.num_frames
 
-    def release(self, filled: Filled) -> None:
+    def release(self, batch: WorkerBatch) -> None:
         """The batch's memory can be written again."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from collectors.base import BaseCollector
-from collectors.data.batch import Filled, Trajectories
+from collectors.data.batch import Trajectories, WorkerBatch
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
@@ -89,12 +89,12 @@ class MultiSyncCollector(_LocalCollector):
                 f"not {counts}"
             )
 
-    def _assemble(self, taken: Sequence[Filled]) -> TensorDict:
+    def _assemble(self, taken: Sequence[WorkerBatch]) -> TensorDict:
         batch = super()._assemble(taken)
-        layouts = [filled.frames.layout for filled in taken]
-        for filled, layout in zip(taken, layouts, strict=True):
-            if filled.serial == self.pool.handles[filled.worker].cut_serial:
-                self.pool.preempted += (layout.num_steps - filled.steps) * layout.num_envs
+        layouts = [part.frames.layout for part in taken]
+        for part, layout in zip(taken, layouts, strict=True):
+            if part.serial == self.pool.handles[part.worker].cut_serial:
+                self.pool.preempted += (layout.num_steps - part.steps) * layout.num_envs
         return self._combined(batch, [layout.num_envs for layout in layouts])
 
     def _combined(self, batch: TensorDict, counts: list[int]) -> TensorDict:

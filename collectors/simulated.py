@@ -21,7 +21,7 @@ from torch import nn
 
 from collectors.annotations import is_list
 from collectors.base import BaseCollector, ends_on_interrupt
-from collectors.data.batch import Filled
+from collectors.data.batch import WorkerBatch
 from collectors.in_process import InProcessPool, InProcessWorker, closed_on_error
 from collectors.options import SIMULATED, share_frames, steps_of
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
@@ -145,29 +145,29 @@ class VirtualPool(InProcessPool):
         in_use = {worker.receiver.version for worker in self.handles.values()}
         self.versions.forget(self.schedule.oldest_needed(), in_use)
 
-    def take(self, plan: PlannedBatch) -> Filled:
+    def take(self, plan: PlannedBatch) -> WorkerBatch:
         """The batch that was planned, which is computed now."""
-        filled = self._collect(plan)
-        filled.newest = plan.newest
-        self.delivered += filled.num_frames
+        batch = self._collect(plan)
+        batch.newest = plan.newest
+        self.delivered += batch.num_frames
         self._taken += 1
-        return filled
+        return batch
 
-    def _collect(self, plan: PlannedBatch) -> Filled:
+    def _collect(self, plan: PlannedBatch) -> WorkerBatch:
         self._empty += self._steps * self.num_envs // self.num_workers  # until there are frames
         try:
             worker = self.worker(plan.worker, plan.generation, plan.steps_before)
             with worker.active():
                 self._begin(worker, plan)
-                filled = worker.collect(self._steps, self._blocks[self._taken])
+                batch = worker.collect(self._steps, self._blocks[self._taken])
         except Exception as error:
             error.add_note(
                 f"raised by virtual worker {plan.worker}, generation {plan.generation}, at "
                 f"{self.schedule.time_s:.6g} s of virtual time"
             )
             raise
-        self._empty -= filled.num_frames
-        return filled
+        self._empty -= batch.num_frames
+        return batch
 
     def _begin(self, worker: InProcessWorker, plan: PlannedBatch) -> None:
         """Have the worker take the versions that the plan says, at its steps."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from collectors.base import BaseCollector
-from collectors.data.batch import Filled
+from collectors.data.batch import WorkerBatch
 from collectors.in_process import InProcessPool, InProcessWorker, closed_on_error
 from collectors.options import SINGLE, steps_of
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
@@ -108,7 +108,7 @@ class SinglePool(InProcessPool):
     def taken(self) -> None:
         """The batch was taken."""
 
-    def take(self, worker: InProcessWorker) -> Filled:
+    def take(self, worker: InProcessWorker) -> WorkerBatch:
         """Its next batch, which is collected now."""
         newest = self.publisher.version
         with contextlib.nullcontext() if self._in_background() else worker.active():
@@ -116,17 +116,17 @@ class SinglePool(InProcessPool):
                 worker.receiver.take()
             try:
                 blocks = {} if self.options.use_buffers is False else self._blocks
-                filled = worker.collect(self._steps, blocks)
+                batch = worker.collect(self._steps, blocks)
                 self._check_open()  # if another thread shut down, the block was cut short
             except BaseException:
                 self._lose(worker)
                 raise
-        filled.newest = newest
-        self.delivered += filled.num_frames
-        return filled
+        batch.newest = newest
+        self.delivered += batch.num_frames
+        return batch
 
-    def discard(self, filled: Filled) -> None:
-        super().discard(filled)
+    def discard(self, batch: WorkerBatch) -> None:
+        super().discard(batch)
         self._lose(self._one)
 
     def _lose(self, worker: InProcessWorker) -> None:

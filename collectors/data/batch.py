@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,15 @@ DONE: Key = ("next", "done")
 TRAJ_IDS: Key = ("collector", "traj_ids")
 WORKER: Key = ("collector", "worker")
 ENV: Key = ("collector", "env")
+
+
+class BatchSpan(NamedTuple):
+    """When a worker made a batch, by the `time.perf_counter_ns()` of this machine."""
+
+    worker: int
+    num_frames: int
+    began_ns: int
+    ended_ns: int
 
 
 class Trajectories:
@@ -67,40 +76,35 @@ class Trajectories:
 
 
 @dataclass
-class Filled:
-    """A batch that a worker has finished: what the worker sends, and what the pool adds to it.
+class WorkerBatch:
+    """A batch that one worker has finished: the trainer's record of it.
 
-    serial: the number of its order. block: the number of the worker's block that it is in.
     steps: the rows of the block that are filled. num_frames: without those that are no frames.
+    serial: the number of its order. block: the number of the worker's block that it is in.
+    version: the newest at its order. newest: when it was finished; None if that is not known.
     made_s: how long it took; 0 if that is not known.
-    ended_ns: when it was finished, by the `time.perf_counter_ns()` of this machine; 0 if it was
-        made on another one.
+    ended_ns: when it was finished, by the `time.perf_counter_ns()` of this machine.
     """
 
-    serial: int
-    block: int
+    frames: FrameBlock
     steps: int
     num_frames: int
+    worker: int
+    first_env: int
+    generation: int
+    trajectories: Trajectories
+    serial: int = 0
+    block: int = 0
+    version: int = 0
+    newest: int | None = None
     made_s: float = 0.0
     ended_ns: int = 0
-    # What the pool adds
-    content: Any = None  # a FrameBlock
-    worker: int = 0
-    first_env: int = 0
-    generation: int = 0
-    version: int = 0  # the newest at its order
-    newest: int | None = None  # when it was finished
-    trajectories: Trajectories | None = None
 
     @property
-    def began_ns(self) -> int:
-        return self.ended_ns - round(self.made_s * 1e9)
-
-    @property
-    def frames(self) -> FrameBlock:
-        """The block that the batch is in."""
-        block: FrameBlock = self.content
-        return block
+    def span(self) -> BatchSpan:
+        """When it was made."""
+        began_ns = self.ended_ns - round(self.made_s * 1e9)
+        return BatchSpan(self.worker, self.num_frames, began_ns, self.ended_ns)
 
     @property
     def num_envs(self) -> int:
@@ -118,7 +122,7 @@ class Filled:
 
 
 def assemble(
-    batches: Sequence[Filled],
+    batches: Sequence[WorkerBatch],
     *,
     stamps: bool = True,
     only_finals: bool = False,
@@ -135,13 +139,13 @@ def assemble(
     num_steps = buffer[DONE].shape[1]
     row = 0
     finals: list[list[Tensor]] = []
-    for filled in batches:
-        rows = {key: tensor[row : row + filled.num_envs] for key, tensor in buffer.items()}
-        places = _Places(filled, num_steps)
-        _fill(rows, filled, places, _copied(filled.frames.layout, stamps, only_finals))
+    for part in batches:
+        rows = {key: tensor[row : row + part.num_envs] for key, tensor in buffer.items()}
+        places = _Places(part, num_steps)
+        _fill(rows, part, places, _copied(part.frames.layout, stamps, only_finals))
         if only_finals:
             finals.append(_finals(places, rows[FINAL], sum(len(one[0]) for one in finals)))
-        row += filled.num_envs
+        row += part.num_envs
     batch = TensorDict(buffer, batch_size=(row, num_steps))
     if only_finals:
         observations = batches[0].frames.layout.observations
@@ -151,12 +155,12 @@ def assemble(
 
 
 def buffer_for(
-    batches: Sequence[Filled], stamps: bool = True, only_finals: bool = False
+    batches: Sequence[WorkerBatch], stamps: bool = True, only_finals: bool = False
 ) -> dict[Key, Tensor]:
     """Memory for a batch of such ones."""
     layout = batches[0].frames.layout
-    num_steps = max(filled.frames.layout.num_steps for filled in batches)
-    shape = (sum(filled.num_envs for filled in batches), num_steps)
+    num_steps = max(part.frames.layout.num_steps for part in batches)
+    shape = (sum(part.num_envs for part in batches), num_steps)
     buffer = {
         key: torch.empty((*shape, *field.shape), dtype=field.dtype)
         for key, field in _copied(layout, stamps, only_finals).items()
@@ -176,27 +180,26 @@ def _copied(layout: FrameLayout, stamps: bool, only_finals: bool) -> dict[Key, F
 
 
 def _fill(
-    rows: dict[Key, Tensor], filled: Filled, places: _Places, fields: dict[Key, Field]
+    rows: dict[Key, Tensor], part: WorkerBatch, places: _Places, fields: dict[Key, Field]
 ) -> None:
     """Copy one block into its rows of the batch."""
-    block = filled.frames
+    block = part.frames
     (ended,) = places.ended.nonzero(as_tuple=True)
     following = {field.key: field.key[1:] for field in block.layout.finals}
     for key in fields:
         source = _indexable(block.tensors[key].flatten(0, 1))
         target = _indexable(rows[key].flatten(0, 1))
         if key in following:
-            observed = block.tensors[following[key]].flatten(0, 1)[filled.num_envs :]
+            observed = block.tensors[following[key]].flatten(0, 1)[part.num_envs :]
             places.copy(_indexable(observed), target)
             target.index_copy_(0, ended, source[places.finals(ended)])
         else:
             places.copy(source, target)
     torch.logical_or(rows[TERMINATED], rows[TRUNCATED], out=rows[DONE])
-    assert filled.trajectories is not None
-    numbers = filled.trajectories.number(block.is_init[: filled.steps])
+    numbers = part.trajectories.number(block.is_init[: part.steps])
     rows[TRAJ_IDS].view(-1).copy_(places.arranged(numbers))
-    rows[WORKER].fill_(filled.worker)
-    rows[ENV].copy_(filled.environments())
+    rows[WORKER].fill_(part.worker)
+    rows[ENV].copy_(part.environments())
 
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -210,10 +213,10 @@ def _indexable(values: Tensor) -> Tensor:
 class _Places:
     """Which frame of a block [time, environments] goes where in its rows [environments, time]."""
 
-    def __init__(self, filled: Filled, num_steps: int):
-        self.filled = filled
-        num_envs = filled.num_envs
-        self._live = torch.from_numpy(filled.frames.live[: filled.steps]).T
+    def __init__(self, part: WorkerBatch, num_steps: int):
+        self.part = part
+        num_envs = part.num_envs
+        self._live = torch.from_numpy(part.frames.live[: part.steps]).T
         counts = self._live.sum(1)
         mask = torch.arange(num_steps) < counts[:, None]
         self.mask = mask.view(-1)
@@ -222,7 +225,7 @@ class _Places:
         self.source = torch.zeros(num_envs * num_steps, dtype=torch.int64)
         self.source[self.mask] = t * num_envs + env
         self.last = (torch.arange(num_steps) == counts[:, None] - 1).view(-1)
-        self.ended = self.arranged(filled.ended())
+        self.ended = self.arranged(part.ended())
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy a field, both given as [frames, ...]."""
@@ -238,7 +241,7 @@ class _Places:
 
     def finals(self, ended: Tensor) -> Tensor:
         """Where the block keeps the final observations of these places, which ended."""
-        return self.filled.frames.tensors[FINAL].view(-1)[self.source[ended]]
+        return self.part.frames.tensors[FINAL].view(-1)[self.source[ended]]
 
 
 def _finals(places: _Places, numbers: Tensor, first: int) -> list[Tensor]:
@@ -246,7 +249,7 @@ def _finals(places: _Places, numbers: Tensor, first: int) -> list[Tensor]:
 
     numbers: receives the number of each frame's among them, counted from `first`, or -1.
     """
-    frames, num_envs = places.filled.frames, places.filled.num_envs
+    frames, num_envs = places.part.frames, places.part.num_envs
     (chosen,) = (places.ended | places.last).nonzero(as_tuple=True)
     numbers.fill_(-1).view(-1)[chosen] = torch.arange(first, first + len(chosen))
     ended = places.ended[chosen]

@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from collectors.data.batch import Filled
 from collectors.rollout.frame_block import FrameBlock, map_blocks, to_message
-from collectors.workers.handle import Blocks, Event, Failed
+from collectors.workers.messages import Blocks, Event, Failed, Filled
 from collectors.workers.pipe import Pipe, PipeClosed
 from collectors.workers.shared_counters import MESSAGES, SharedCounters
 from collectors.workers.start_process import default_start_method
@@ -57,6 +56,14 @@ class Report(NamedTuple):
     steps: int
     stage: str
     version: int
+
+
+class Sent(NamedTuple):
+    """An event of the worker; with a finished batch, the layout and the arrays of its frames."""
+
+    event: Event
+    layout: Any = None
+    arrays: Any = ()
 
 
 class HostedWorker:
@@ -109,24 +116,24 @@ class HostedWorker:
             return
         self._counters.values[MESSAGES] += 1
 
-    def events(self, seconds: float) -> tuple[list[Event], Report, bool]:
+    def events(self, seconds: float) -> tuple[list[Sent], Report, bool]:
         """What the worker has sent, as soon as there is something; and whether it has ended."""
         with self._listening:
             if not self._pipe.ended:
                 wait_for([self._pipe.fd], seconds)
-            messages = (self._completed(message) for message in self._pipe.receive())
-            events = [event for event in messages if event is not None]
+            messages = (self._outgoing(message) for message in self._pipe.receive())
+            events = [sent for sent in messages if sent is not None]
             return events, self.report(), self._pipe.ended
 
-    def _completed(self, message: Event | Blocks) -> Event | None:
+    def _outgoing(self, message: Event | Blocks) -> Sent | None:
         if isinstance(message, Blocks):
             self._blocks = map_blocks(self._memory.fd, message.layout, self._num_blocks)
             return None
-        if isinstance(message, Filled):  # its block is written again, and its clock is another one
+        if isinstance(message, Filled):
             block = self._blocks[message.block]
-            pieces = [piece.numpy() for piece in to_message(block, message.steps)]
-            message.content, message.ended_ns = (block.layout.plain(), pieces), 0
-        return message
+            arrays = [tensor.numpy() for tensor in to_message(block, message.steps)]
+            return Sent(message._replace(ended_ns=0), block.layout.plain(), arrays)
+        return Sent(message)
 
     def report(self) -> Report:
         values = self._counters.values
@@ -154,11 +161,11 @@ def send_to(token: str, number: int, message: bytes) -> None:
     _WORKERS[token].send(number, cloudpickle.loads(message))
 
 
-def events_of(token: str, seconds: float) -> tuple[list[Event], Report, bool]:
+def events_of(token: str, seconds: float) -> tuple[list[Sent], Report, bool]:
     """What a worker has sent since the last call, waiting for something."""
     worker = _WORKERS.get(token)
     if worker is None:
-        return [Failed("was ended")], Report(0, 0, "starting", -1), True
+        return [Sent(Failed("was ended"))], Report(0, 0, "starting", -1), True
     return worker.events(seconds)
 
 

@@ -17,13 +17,14 @@ from typing import Any
 import cloudpickle
 import torch
 
-from collectors.data.batch import Filled, Trajectories
+from collectors.data.batch import Trajectories
 from collectors.remote import host
 from collectors.remote.host import RemoteSetup, Report
 from collectors.remote.launcher import Launcher
-from collectors.rollout.frame_block import from_message
+from collectors.rollout.frame_block import FrameBlock, from_message
 from collectors.weights.publisher import Publisher
-from collectors.workers.handle import Event, Failed, WorkerHandle
+from collectors.workers.handle import WorkerHandle
+from collectors.workers.messages import Event, Failed, Filled
 from collectors.workers.worker_spec import WorkerSpec, pickled
 from sync.errors import WorkerTimeout
 from sync.local.memory import tensor_over
@@ -53,6 +54,7 @@ class RemoteHandle(WorkerHandle):
         self._bell = Doorbell()
         self._lock = threading.RLock()
         self._events: deque[Event] = deque()
+        self._blocks: dict[int, FrameBlock] = {}  # of batches in `_events`, by their serials
         self._token = ""  # of the worker in its process; empty if nothing that arrives matters
         self._report = Report(0, 0, "starting", -1)
         self._asked: Future[Any] | None = None  # the report that `refresh` asked for
@@ -68,6 +70,7 @@ class RemoteHandle(WorkerHandle):
         with self._lock:
             self._token = secrets.token_hex(8)
             self._events.clear()
+            self._blocks.clear()
             self._report, self._asked, self._closing = Report(0, 0, "starting", -1), None, None
             self._sent = 0
         self.where, self.pid = self._launcher.engine.describe(self.index), 0
@@ -96,11 +99,10 @@ class RemoteHandle(WorkerHandle):
                 return
             events, report, has_ended = call.result()
             self._note_report(report)
-            for event in events:
+            for event, layout, arrays in events:
                 if isinstance(event, Filled):
-                    layout, pieces = event.content
-                    tensors = [_tensor(piece) for piece in pieces]
-                    event.content = from_message(layout, tensors)
+                    tensors = [_tensor(array) for array in arrays]
+                    self._blocks[event.serial] = from_message(layout, tensors)
                 self._events.append(event)
             if has_ended:
                 self._events.append(Failed("ended"))
@@ -139,6 +141,9 @@ class RemoteHandle(WorkerHandle):
             events = list(self._events)
             self._events.clear()
             return events
+
+    def frames(self, filled: Filled) -> FrameBlock:
+        return self._blocks.pop(filled.serial)
 
     def fds(self) -> list[int]:
         return [self._bell.fd]

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from collectors.data.batch import Filled
+from collectors.data.batch import WorkerBatch
 from collectors.workers.handle import WorkerHandle
 
 FORMAT = 1
@@ -129,11 +129,11 @@ class Recorder:
         header = Header(len(counts), steps, first.num_envs, seed, len(first.group))
         self._file = ScheduleFile(path, header)
 
-    def note(self, filled: Filled) -> None:
+    def note(self, batch: WorkerBatch) -> None:
         """The learner takes this batch now."""
-        stamps = filled.frames.stamps(filled.steps)
-        made_s = round(filled.made_s, 6)
-        self._note(filled.worker, filled.generation, stamps, made_s=made_s, newest=filled.newest)
+        stamps = batch.frames.stamps(batch.steps)
+        made_s = round(batch.made_s, 6)
+        self._note(batch.worker, batch.generation, stamps, made_s=made_s, newest=batch.newest)
 
     def note_failure(self, handle: WorkerHandle) -> None:
         """The worker failed, and the run ends: what it made and began, so that a replay fails."""

@@ -130,6 +130,7 @@ class SimulatedWorker:
     steps_before: int = 0  # in earlier generations
     is_up: bool = True
     serial: int = 0  # of the last batch that was ordered
+    cut_serial: int = -1
     under_way: int = 0  # batches that were ordered and not taken
     version: int = 0  # the newest that has arrived
     promised: int = 0  # the newest that was published to it
@@ -179,9 +180,12 @@ class SimulatedPool:
     def look(self) -> None:
         """There is nothing to notice without waiting."""
 
-    def failed(self) -> bool:
-        """Whether a worker is to be replaced; they come back by themselves."""
-        return False
+    def failed(self) -> list[SimulatedWorker]:
+        """No worker is to be replaced: they come back by themselves."""
+        return []
+
+    def cut(self, worker: SimulatedWorker, /) -> None:
+        """Each makes a batch alone, so none waits for another."""
 
     def attend(self) -> None:
         """Orders will be given to the workers that are up now."""

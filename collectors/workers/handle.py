@@ -16,16 +16,18 @@ Messages of the worker are queued until the pool calls `receive`, which never wa
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from collectors.data.batch import Filled, Trajectories
-from collectors.rollout.frame_block import FrameLayout
+from collectors.data.batch import Trajectories, WorkerBatch
+from collectors.rollout.frame_block import FrameBlock
+from collectors.workers.messages import Event, Filled, Hello
 from sync.errors import WorkerError
 
 # Where a worker's frames are, and how often it was replaced.
@@ -34,41 +36,6 @@ FRAME_COUNTS = ("collected", "delivered", "dropped", "in_flight", "restarts")
 
 class CannotReplace(RuntimeError):
     """This process cannot start a replacement for a lost process."""
-
-
-class Hello(NamedTuple):
-    """The worker has created its policy and environments."""
-
-    num_envs: int
-    environment: str
-
-
-class Met(NamedTuple):
-    """The worker uses the first version of every model."""
-
-
-class Blocks(NamedTuple):
-    """The layout of the worker's blocks, which are shared memory now."""
-
-    layout: FrameLayout
-
-
-class Answer(NamedTuple):
-    """What a control call returned, pickled; or, if it raised, the error's text."""
-
-    number: int
-    ok: bool
-    value: Any
-
-
-class Failed(NamedTuple):
-    """The worker raised an error or, with `died`, is gone. Messages add the text to its name."""
-
-    text: str
-    died: bool = False
-
-
-Event = Hello | Met | Filled | Answer | Failed
 
 
 class WorkerHandle(ABC):
@@ -100,7 +67,7 @@ class WorkerHandle(ABC):
         self.serial = 0  # of the last batch that was ordered
         self.ordered: dict[int, int] = {}  # batches that have not come: versions
         self.cut_serial = -1  # the batch that the worker was told to hand over as it is
-        self.finished: deque[Filled] = deque()
+        self.finished: deque[WorkerBatch] = deque()
         self.answers: dict[int, tuple[bool, Any]] = {}
         self.fresh_from = (0, 0)  # the generation and batch from which on frames count
         self.earlier = 0  # frames that earlier generations collected
@@ -131,8 +98,12 @@ class WorkerHandle(ABC):
     def order(self, serial: int, versions: Mapping[str, int]) -> None:
         """Request one batch, with weights no older than these versions, by model."""
 
-    def release(self, filled: Filled) -> None:
-        """The batch is no longer needed: its memory can be overwritten."""
+    @abstractmethod
+    def frames(self, filled: Filled) -> FrameBlock:
+        """The block of a batch that was received just now."""
+
+    def release(self, block: int) -> None:
+        """The batch in this block is no longer needed: its memory can be overwritten."""
 
     def cut(self, serial: int) -> None:
         """Have the worker hand over this batch as it is."""
@@ -215,9 +186,26 @@ class WorkerHandle(ABC):
         """How many batches were ordered and not taken."""
         return len(self.ordered) + len(self.finished)
 
-    def is_current(self, filled: Filled) -> bool:
+    def finish(self, filled: Filled) -> WorkerBatch:
+        """The batch that was received just now."""
+        return WorkerBatch(
+            self.frames(filled),
+            filled.steps,
+            filled.num_frames,
+            worker=self.index,
+            first_env=self.first_env,
+            generation=self.generation,
+            trajectories=self.trajectories,
+            serial=filled.serial,
+            block=filled.block,
+            version=self.ordered.pop(filled.serial),
+            made_s=filled.made_s,
+            ended_ns=filled.ended_ns or time.perf_counter_ns(),
+        )
+
+    def is_current(self, batch: WorkerBatch) -> bool:
         """Whether the batch's frames count: they were made after the last state was loaded."""
-        return (filled.generation, filled.serial) >= self.fresh_from
+        return (batch.generation, batch.serial) >= self.fresh_from
 
     # -- its frame counts
 
@@ -237,26 +225,25 @@ class WorkerHandle(ABC):
         """The frames that it collected, in all its generations."""
         return self.earlier + int(self.reported_counts()["collected"])
 
-    def count(self, filled: Filled) -> None:
+    def count(self, batch: WorkerBatch) -> None:
         """Count the frames of a batch that leaves `finished` as delivered, or as dropped."""
-        frames = filled.num_frames
-        if self.is_current(filled):
-            self.delivered += frames
+        if self.is_current(batch):
+            self.delivered += batch.num_frames
         else:
-            self.dropped += frames
-        if filled.generation == self.generation:
-            self.taken += frames
+            self.dropped += batch.num_frames
+        if batch.generation == self.generation:
+            self.taken += batch.num_frames
 
-    def count_as_dropped(self, filled: Filled) -> None:
+    def count_as_dropped(self, batch: WorkerBatch) -> None:
         """Count the frames of a batch, which counted as delivered, as dropped."""
-        if self.is_current(filled):
-            self.delivered -= filled.num_frames
-            self.dropped += filled.num_frames
+        if self.is_current(batch):
+            self.delivered -= batch.num_frames
+            self.dropped += batch.num_frames
 
     def start_generation(self) -> None:
         """The worker is gone: frames that it collected but did not deliver are dropped."""
         collected = self.reported_counts()["collected"]
-        waiting = sum(f.num_frames for f in self.finished if f.generation == self.generation)
+        waiting = sum(b.num_frames for b in self.finished if b.generation == self.generation)
         self.earlier += collected
         self.dropped += collected - self.taken - waiting
         self.taken = self.serial = 0
@@ -271,7 +258,7 @@ class WorkerHandle(ABC):
     def frame_counts(self) -> dict[str, Any]:
         """Where the frames of all its generations are."""
         counts = self.reported_counts()
-        old = sum(f.num_frames for f in self.finished if f.generation != self.generation)
+        old = sum(b.num_frames for b in self.finished if b.generation != self.generation)
         return {
             **counts,
             "worker": self.index,
@@ -279,6 +266,7 @@ class WorkerHandle(ABC):
             "collected": self.earlier + counts["collected"],
             "delivered": self.delivered,
             "dropped": self.dropped,
+            # Not what is missing from the other three: their sum is a promise.
             "in_flight": old + counts["collected"] - self.taken,
             "restarts": self.restarts,
         }

@@ -20,23 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from collectors.data.batch import Filled
+from collectors.data.batch import BatchSpan, WorkerBatch
 from collectors.options import Options
 from collectors.rollout.environment import Restored
 from collectors.rollout.seeds import Seeds
 from collectors.schedule.recording import Recorder
 from collectors.weights.publisher import Publisher
-from collectors.workers.handle import (
-    FRAME_COUNTS,
-    Answer,
-    CannotReplace,
-    Event,
-    Failed,
-    Hello,
-    Met,
-    WorkerHandle,
-    failures_of,
-)
+from collectors.workers.handle import FRAME_COUNTS, CannotReplace, WorkerHandle, failures_of
+from collectors.workers.messages import Answer, Event, Failed, Filled, Hello, Met
 from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
 from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
@@ -76,7 +67,7 @@ class WorkerPool:
         self.recorder: Recorder | None = None
         self.handles: list[WorkerHandle] = []
         self.arrived: deque[Group] = deque()  # one for each batch that a group has finished
-        self.made: deque[Filled] = deque(maxlen=KEPT)  # the newest, until somebody reads them
+        self.made: deque[BatchSpan] = deque(maxlen=KEPT)  # the newest, until somebody reads them
         self.held = False  # whether no frames are expected
         self.changed = False  # whether a worker was replaced since `attend`
         self.preempted = 0  # frames that stopped workers did not make
@@ -271,12 +262,9 @@ class WorkerPool:
 
     def _handle(self, handle: WorkerHandle, event: Event) -> None:
         if isinstance(event, Filled):
-            event.worker, event.first_env = handle.index, handle.first_env
-            event.generation, event.trajectories = handle.generation, handle.trajectories
-            event.version = handle.ordered.pop(event.serial)
-            event.ended_ns = event.ended_ns or time.perf_counter_ns()
-            self.made.append(dataclasses.replace(event, content=None))
-            self._deliver(handle, event)
+            batch = handle.finish(event)
+            self.made.append(batch.span)
+            self._deliver(handle, batch)
         elif isinstance(event, Answer):
             handle.answers[event.number] = (event.ok, event.value)
         elif isinstance(event, Hello):
@@ -287,13 +275,13 @@ class WorkerPool:
             kind = WorkerDied if event.died else WorkerRaised
             handle.failure = kind(handle.index, f"{handle} {event.text}")
 
-    def _deliver(self, handle: WorkerHandle, filled: Filled) -> None:
-        if handle.is_current(filled):
-            handle.finished.append(filled)
+    def _deliver(self, handle: WorkerHandle, batch: WorkerBatch) -> None:
+        if handle.is_current(batch):
+            handle.finished.append(batch)
             self._note_arrivals(handle.group)
             return
-        handle.count(filled)
-        self.release(filled)
+        handle.count(batch)
+        self.release(batch)
 
     def _note_arrivals(self, group: Group) -> None:
         """Have `arrived` say how many batches the group has finished."""
@@ -421,31 +409,31 @@ class WorkerPool:
             groups = dict.fromkeys(handle.group for handle in self.handles)
             return sorted(version for group in groups for version in _versions(group))
 
-    def take(self, handle: WorkerHandle) -> Filled:
+    def take(self, handle: WorkerHandle) -> WorkerBatch:
         """The oldest finished batch of a worker, which counts as delivered to the learner now."""
         with self.news:
-            filled = handle.finished.popleft()
-            filled.newest = self.publisher.newest_at(filled.ended_ns)
+            batch = handle.finished.popleft()
+            batch.newest = self.publisher.newest_at(batch.ended_ns)
             self._note_arrivals(handle.group)
-            handle.count(filled)
-            if filled.generation != handle.numbered:
+            handle.count(batch)
+            if batch.generation != handle.numbered:
                 handle.trajectories.restart()
-                handle.numbered = filled.generation
+                handle.numbered = batch.generation
         if self.recorder is not None:
-            self.recorder.note(filled)
-        return filled
+            self.recorder.note(batch)
+        return batch
 
-    def discard(self, filled: Filled) -> None:
+    def discard(self, batch: WorkerBatch) -> None:
         """The learner cannot use the batch that it took: its frames count as dropped."""
         with self.news:
-            self.handles[filled.worker].count_as_dropped(filled)
+            self.handles[batch.worker].count_as_dropped(batch)
 
-    def release(self, filled: Filled) -> None:
+    def release(self, batch: WorkerBatch) -> None:
         """The batch's memory can be written again."""
         with self.news:
-            handle = self.handles[filled.worker]
-            if filled.generation == handle.generation:
-                handle.release(filled)
+            handle = self.handles[batch.worker]
+            if batch.generation == handle.generation:
+                handle.release(batch.block)
 
     def cut(self, handle: WorkerHandle) -> None:
         """Have the worker hand over its current batch as it is."""
@@ -458,8 +446,8 @@ class WorkerPool:
             handle.fresh_from = handle.generation, serial
             waiting, handle.finished = list(handle.finished), deque()
             self._note_arrivals(handle.group)
-            for filled in waiting:
-                self._deliver(handle, filled)
+            for batch in waiting:
+                self._deliver(handle, batch)
 
     def hold(self, still: bool) -> None:
         """Expect no frames, or expect them from now on."""
@@ -693,7 +681,7 @@ class WorkerPool:
 def _versions(group: Group) -> list[int]:
     """The version at the order of each batch of a group that was not taken, the oldest first."""
     of_each = [
-        [*(filled.version for filled in handle.finished), *handle.ordered.values()]
+        [*(batch.version for batch in handle.finished), *handle.ordered.values()]
         for handle in group
     ]
     return [min(of_one) for of_one in zip_longest(*of_each, fillvalue=sys.maxsize)]

@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from collectors.data.batch import Filled, Trajectories
+from collectors.data.batch import Trajectories
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
-from collectors.workers.handle import Blocks, Event, Failed, WorkerHandle
+from collectors.workers.handle import WorkerHandle
+from collectors.workers.messages import Blocks, Event, Failed, Filled
 from collectors.workers.pipe import Pipe, PipeClosed
 from collectors.workers.shared_counters import (
     CUT,
@@ -128,8 +129,11 @@ class ProcessHandle(WorkerHandle):
         number = self._block_of[serial] = self._free.pop(0)
         self._send("collect", number, serial, versions)
 
-    def release(self, filled: Filled) -> None:
-        self._free.append(filled.block)
+    def frames(self, filled: Filled) -> FrameBlock:
+        return self._blocks[filled.block]
+
+    def release(self, block: int) -> None:
+        self._free.append(block)
 
     def cut(self, serial: int) -> None:
         self.counters.values[CUT] = serial
@@ -146,11 +150,11 @@ class ProcessHandle(WorkerHandle):
     def receive(self) -> list[Event]:
         if self._pipe is None:
             return []
-        received = (self._completed(message) for message in self._pipe.receive())
+        received = (self._event(message) for message in self._pipe.receive())
         return [event for event in received if event is not None]
 
-    def _completed(self, message: Event | Blocks) -> Event | None:
-        """The event, with the block that it speaks of; None if there is nothing to tell."""
+    def _event(self, message: Event | Blocks) -> Event | None:
+        """The event that the pool has to know, if there is one."""
         if isinstance(message, Blocks):
             return self._map(message.layout)
         if isinstance(message, Filled):
@@ -158,7 +162,6 @@ class ProcessHandle(WorkerHandle):
                 return None
             del self._block_of[message.serial]
             self._made_before += message.num_frames
-            message.content = self._blocks[message.block]
         return message
 
     def _map(self, layout: FrameLayout) -> Failed | None:

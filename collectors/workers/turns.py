@@ -2,23 +2,86 @@
 
 Workers in a group make a batch together. `MultiSyncCollector` has one group of all workers, and
 `MultiAsyncCollector` one for each worker.
-
-A pool is a `WorkerPool`, or that of a simulation. Turns use its `handles`, `arrived` (a group for
-each batch that all its workers have finished, in the order in which they did), `version`, `order`,
-`look`, `attend` (replaces workers that have failed, or raises), `await_batch`, `failed`, `cut` and
-`versions_under_way`; and of a worker `group`, `serial`, `under_way` and `finished`, whose entries
-have the `version` that was the newest when they were ordered.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from lockstep_check.ages import is_within
 
 
-class Turns:
+class Batch(Protocol):
+    """A batch that is finished. version: the newest when it was ordered."""
+
+    version: int
+
+
+class Worker(Protocol):
+    """What turns need to know of a worker.
+
+    serial: of the last batch that was ordered. cut_serial: of the last one that was cut.
+    """
+
+    serial: int
+    cut_serial: int
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """The workers that make a batch together."""
+
+    @property
+    def under_way(self) -> int:
+        """How many batches were ordered and not taken."""
+
+    @property
+    def finished(self) -> Sequence[Batch]:
+        """The batches that were not taken, the oldest first."""
+
+
+W = TypeVar("W", bound=Worker)
+
+
+class Pool(Protocol[W]):
+    """A `WorkerPool`, or that of a simulation."""
+
+    @property
+    def handles(self) -> Sequence[W]:
+        """The workers that can be given orders."""
+
+    @property
+    def arrived(self) -> Iterable[tuple[W, ...]]:
+        """A group for each batch that all its workers have finished, as they did."""
+
+    @property
+    def version(self) -> int:
+        """The version last published."""
+
+    def look(self) -> None:
+        """Notice workers that failed, without waiting."""
+
+    def failed(self) -> Sequence[W]:
+        """The workers that are to be replaced."""
+
+    def attend(self) -> None:
+        """Replace workers that failed, or raise."""
+
+    def order(self, handle: W) -> None:
+        """Request one more batch."""
+
+    def cut(self, handle: W) -> None:
+        """Have the worker hand over its current batch as it is."""
+
+    def await_batch(self, done: Callable[[], bool]) -> None:
+        """Wait until `done()`, or until workers have changed."""
+
+    def versions_under_way(self) -> list[int]:
+        """The version at the order of every batch that was not taken yet, the oldest first."""
+
+
+class Turns(Generic[W]):
     """The next batch is that of the first group to finish one.
 
     batches_ahead: how many a group may finish before the learner takes one; with 0, a batch is
@@ -29,7 +92,11 @@ class Turns:
     """
 
     def __init__(
-        self, pool: Any, batches_ahead: int, max_lag: int | None = None, share: float | None = None
+        self,
+        pool: Pool[W],
+        batches_ahead: int,
+        max_lag: int | None = None,
+        share: float | None = None,
     ):
         self._pool = pool
         self._batches_ahead = batches_ahead
@@ -40,7 +107,7 @@ class Turns:
         """Have workers begin."""
         self._order(self._batches_ahead)
 
-    def next(self) -> list[Any]:
+    def next(self) -> list[W]:
         """The workers whose frames are the next batch."""
         pool = self._pool
         pool.look()  # workers may deliver so fast that no call ever waits
@@ -77,8 +144,8 @@ class Turns:
                 for worker in idle:
                     pool.order(worker)
 
-    def _first(self) -> Any:
-        """The first group to finish that makes no other batch too old, or None."""
+    def _first(self) -> tuple[W, ...] | None:
+        """The first group to finish that makes no other batch too old."""
         pool = self._pool
         if self._max_lag is None:
             return next(iter(pool.arrived), None)
@@ -93,11 +160,11 @@ class Turns:
                 return group
         return None
 
-    def _late(self) -> list[Any]:
+    def _late(self) -> list[W]:
         """The workers that are to hand over what they have, since enough others have finished."""
         if self._share is None:
             return []
-        late = []
+        late: list[W] = []
         for group in dict.fromkeys(worker.group for worker in self._pool.handles):
             left = [worker for worker in group if not worker.finished]
             if len(group) - len(left) >= math.ceil(self._share * len(group)):

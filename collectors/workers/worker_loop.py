@@ -32,7 +32,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from collectors.data.batch import Filled
 from collectors.options import steps_of
 from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
@@ -43,7 +42,7 @@ from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.weights.model_ids import find_model
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
-from collectors.workers.handle import Answer, Blocks, Failed, Hello, Met
+from collectors.workers.messages import Answer, Blocks, Failed, Filled, Hello, Met
 from collectors.workers.pipe import Pipe, PipeClosed, dumps
 from collectors.workers.shared_counters import (
     CUT,

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.data.batch import Filled, Trajectories, assemble, buffer_for, frames_of
+from collectors.data.batch import Trajectories, WorkerBatch, assemble, buffer_for, frames_of
 from collectors.rollout.frame_block import (
     ALIGNMENT,
     FrameLayout,
@@ -46,8 +46,7 @@ def block(num_envs, num_steps, live, ends):
 
 
 def filled_of(frames, steps, worker, first_env, trajectories):
-    where = {"worker": worker, "first_env": first_env, "trajectories": trajectories}
-    return Filled(0, 0, steps, 0, content=frames, **where)
+    return WorkerBatch(frames, steps, 0, worker, first_env, 0, trajectories)
 
 
 @st.composite
