@@ -181,7 +181,9 @@ class BaseCollector(ABC):
         handles = self._make_handles()
         pool.start([tuple(handles[group]) for group in self._groups])
         if options.record_schedule is not None:
-            pool.recorder = Recorder(options.record_schedule, pool.handles, self.seed)
+            counts = [handle.num_envs for handle in pool.handles]
+            frames, size = self._frames_of[0], self._group_size
+            pool.recorder = Recorder(options.record_schedule, counts, frames, size, self.seed)
         ahead = 0 if self.shares_batch else options.batches_ahead
         self.turns = Turns(pool, ahead, options.max_lag, options.preemptive_threshold)
         self.turns.start()

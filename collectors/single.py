@@ -18,10 +18,10 @@ from collectors.in_process import InProcessPool, InProcessWorker, closed_on_erro
 from collectors.options import SINGLE, steps_of
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.policy import PolicyCaller, shift_worker
+from collectors.rollout.shared_counters import FRAMES
 from collectors.weights.model_ids import copied, find_model
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
-from collectors.workers.shared_counters import FRAMES
 from sync.errors import WorkerTimeout
 
 

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from collectors.rollout.frame_block import FrameBlock, map_blocks, to_message
+from collectors.rollout.shared_counters import MESSAGES, SharedCounters
 from collectors.workers.messages import Blocks, Event, Failed, Filled
 from collectors.workers.pipe import Pipe, PipeClosed
-from collectors.workers.shared_counters import MESSAGES, SharedCounters
 from collectors.workers.start_process import default_start_method
 from collectors.workers.worker_loop import Setup, serve
 from collectors.workers.worker_spec import WorkerSpec

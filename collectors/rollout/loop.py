@@ -32,9 +32,7 @@ from collectors.rollout.policy import (
 from collectors.rollout.policy_state import PolicyState
 from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
-from collectors.rollout.spaces import Key, is_reserved, key_of, name_of
-from collectors.weights.receiver import WeightReceiver
-from collectors.workers.shared_counters import (
+from collectors.rollout.shared_counters import (
     ACTING,
     COMPILING,
     FRAMES,
@@ -48,6 +46,8 @@ from collectors.workers.shared_counters import (
     VERSION,
     SharedCounters,
 )
+from collectors.rollout.spaces import Key, is_reserved, key_of, name_of
+from collectors.weights.receiver import WeightReceiver
 
 RANDOM_VERSION = -1
 Array = np.ndarray[Any, Any]

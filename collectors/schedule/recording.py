@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -30,7 +30,6 @@ import numpy as np
 from torch import Tensor
 
 from collectors.data.batch import WorkerBatch
-from collectors.workers.handle import WorkerHandle
 
 FORMAT = 1
 MOST_BYTES = 1 << 28
@@ -116,17 +115,20 @@ class ScheduleFile:
 
 
 class Recorder:
-    """Writes the schedule of a collector's workers."""
+    """Writes the schedule of a collector's workers.
 
-    def __init__(self, path: str | Path, handles: Sequence[WorkerHandle], seed: int):
-        first, counts = handles[0], [handle.num_envs for handle in handles]
+    counts: the environments of each worker. frames: of each in a batch.
+    """
+
+    def __init__(
+        self, path: str | Path, counts: Sequence[int], frames: int, group_size: int, seed: int
+    ):
         if len(set(counts)) > 1:
             raise ValueError(
                 f"record_schedule: workers have {counts} environments; there is only a replay of "
                 "workers with equal numbers"
             )
-        steps = first.spec.frames // first.num_envs
-        header = Header(len(counts), steps, first.num_envs, seed, len(first.group))
+        header = Header(len(counts), frames // counts[0], counts[0], seed, group_size)
         self._file = ScheduleFile(path, header)
 
     def note(self, batch: WorkerBatch) -> None:
@@ -135,14 +137,17 @@ class Recorder:
         made_s = round(batch.made_s, 6)
         self._note(batch.worker, batch.generation, stamps, made_s=made_s, newest=batch.newest)
 
-    def note_failure(self, handle: WorkerHandle) -> None:
-        """The worker failed, and the run ends: what it made and began, so that a replay fails."""
-        for lost in handle.finished:
-            stamps = lost.frames.stamps(lost.steps)
-            self._note(handle.index, lost.generation, stamps, lost=True)
-        so_far = handle.stamps_so_far(min(handle.ordered)) if handle.ordered else None
+    def note_failure(
+        self, worker: int, generation: int, finished: Iterable[WorkerBatch], so_far: Tensor | None
+    ) -> None:
+        """The worker failed, and the run ends: what it made and began, so that a replay fails.
+
+        so_far: the versions [envs, steps] of the batch that it began, if they are known.
+        """
+        for lost in finished:
+            self._note(worker, lost.generation, lost.frames.stamps(lost.steps), lost=True)
         if so_far is not None:
-            self._note(handle.index, handle.generation, so_far, lost=True)
+            self._note(worker, generation, so_far, lost=True)
 
     def note_resumed(self) -> None:
         """The workers go on from a saved state: what follows has no replay."""

@@ -370,7 +370,8 @@ class WorkerPool:
     def _record_failure(self, handle: WorkerHandle) -> None:
         recorder, self.recorder = self.recorder, None
         if recorder is not None:
-            recorder.note_failure(handle)
+            so_far = handle.stamps_so_far(min(handle.ordered)) if handle.ordered else None
+            recorder.note_failure(handle.index, handle.generation, handle.finished, so_far)
 
     def _recover(
         self, error: WorkerError, generations: Mapping[int, int], *lost: type[WorkerError]

@@ -12,10 +12,7 @@ from torch import Tensor
 
 from collectors.data.batch import Trajectories
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
-from collectors.workers.handle import WorkerHandle
-from collectors.workers.messages import Blocks, Event, Failed, Filled
-from collectors.workers.pipe import Pipe, PipeClosed
-from collectors.workers.shared_counters import (
+from collectors.rollout.shared_counters import (
     CUT,
     FRAMES,
     IDLE,
@@ -27,6 +24,9 @@ from collectors.workers.shared_counters import (
     VERSION,
     SharedCounters,
 )
+from collectors.workers.handle import WorkerHandle
+from collectors.workers.messages import Blocks, Event, Failed, Filled
+from collectors.workers.pipe import Pipe, PipeClosed
 from collectors.workers.start_process import default_start_method, end_process, sigint_blocked
 from collectors.workers.worker_loop import Setup, main
 from collectors.workers.worker_spec import WorkerSpec

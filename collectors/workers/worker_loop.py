@@ -40,11 +40,7 @@ from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, shift_worker
 from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
-from collectors.weights.model_ids import find_model
-from collectors.weights.receiver import SchemeReceiver, WeightReceiver
-from collectors.workers.messages import Answer, Blocks, Failed, Filled, Hello, Met
-from collectors.workers.pipe import Pipe, PipeClosed, dumps
-from collectors.workers.shared_counters import (
+from collectors.rollout.shared_counters import (
     CUT,
     FRAMES,
     IDLE,
@@ -53,6 +49,10 @@ from collectors.workers.shared_counters import (
     TAKING_WEIGHTS,
     SharedCounters,
 )
+from collectors.weights.model_ids import find_model
+from collectors.weights.receiver import SchemeReceiver, WeightReceiver
+from collectors.workers.messages import Answer, Blocks, Failed, Filled, Hello, Met
+from collectors.workers.pipe import Pipe, PipeClosed, dumps
 from collectors.workers.start_process import exit_now, exit_with_parent, settle_in
 from collectors.workers.worker_spec import WorkerSpec
 from sync import NoWeightSyncScheme, WeightSyncScheme

@@ -16,7 +16,7 @@ from tensordict.nn import InteractionType, interaction_type
 from torch import nn
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from collectors.workers.shared_counters import MESSAGES
+from collectors.rollout.shared_counters import MESSAGES
 from sync import SharedMemWeightSyncScheme
 from tests.collectors.support import (
     Checker,

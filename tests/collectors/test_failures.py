@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from collectors import MultiAsyncCollector
-from collectors.workers.shared_counters import STAGES
+from collectors.rollout.shared_counters import STAGES
 from sync import (
     MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,

@@ -51,8 +51,7 @@ def test_runs_of_versions():
 
 
 def test_a_recording_is_read_as_it_was_written(tmp_path):
-    worker = SimpleNamespace(num_envs=1, spec=SimpleNamespace(frames=8), group=(0,))
-    recorder = Recorder(tmp_path / "schedule.jsonl", [worker, worker], seed=3)
+    recorder = Recorder(tmp_path / "schedule.jsonl", [1, 1], frames=8, group_size=1, seed=3)
     recorder.note(filled(1, 0, stamps(0, 0, 2), 3))
     recorder.note(filled(0, 1, stamps(1, 1, 1), None))
     schedule = RecordedSchedule(tmp_path / "schedule.jsonl")
