@@ -23,31 +23,73 @@ from lockstep_check.ages import age
 from lockstep_check.events import FILE, FORMAT, read
 
 
+class TraceFile:
+    """Appends to the trace of a run directory, which may have one of an earlier part of the run."""
+
+    def __init__(self, directory: Path):
+        path = directory / FILE
+        self._lines: list[str] = []
+        self._samples: dict[int, int] = {}  # the next number of each worker
+        self._goes_on = path.is_file() and self._go_on(path)
+        self._stream = open(path, "ab", buffering=0, opener=_no_link)  # noqa: SIM115
+
+    def begin(self, *, update: int, program: str, unit: str) -> None:
+        """The first line; in a trace that goes on, a line that says after which update."""
+        if self._goes_on:
+            self.write("resume", update=update)
+        else:
+            self.write("trace", format=FORMAT, program=program, unit=unit)
+
+    def next_sample(self, worker: int) -> int:
+        """The number of the worker's next sample."""
+        number = self._samples.get(worker, 0)
+        self._samples[worker] = number + 1
+        return number
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Add an event, which is in the file after `flush`."""
+        self._lines.append(json.dumps({"event": event, **fields}, separators=(",", ":")))
+
+    def flush(self) -> None:
+        lines, self._lines = self._lines, []
+        data = "".join(f"{line}\n" for line in lines).encode()
+        while data:
+            data = data[self._stream.write(data) :]
+
+    def close(self) -> None:
+        self.flush()
+        self._stream.close()
+
+    def _go_on(self, path: Path) -> bool:
+        """Take numbers up where the file ends, without a last line that is cut."""
+        with open(path, "r+b", opener=_no_link) as stream:
+            size = stream.read().rfind(b"\n") + 1
+            stream.truncate(size)
+        for _, event in read(path):
+            if "sample" in event:
+                number, worker = event["sample"], event["worker"]
+                self._samples[worker] = max(self._samples.get(worker, 0), number + 1)
+        return size > 0
+
+
 class EventTrace(Callback):
     """Writes what became of each sample, a line an event."""
 
     def __init__(self, options: EventsConfig):
         super().__init__(options)
-        self._lines: list[str] = []
-        self._samples: dict[int, int] = {}  # the next number of each worker
         self._applied: dict[int, int] = {}  # the newest version of each worker
         self._batch: list[tuple[int, int, dict[int, int]]] = []  # worker, sample, frames by version
 
     def on_run_start(self, run: Run) -> None:
-        path = run.directory / FILE
-        resumed = path.is_file() and self._go_on(path)
-        self._stream = open(path, "ab", buffering=0, opener=_no_link)  # noqa: SIM115
-        if resumed:
-            self._write("resume", update=run.updates)
-        else:
-            self._write("trace", format=FORMAT, program="lockstep", unit="frames")
+        self._file = TraceFile(run.directory)
+        self._file.begin(update=run.updates, program="lockstep", unit="frames")
         newest = int(run.collector.policy_version)
         versions = np.arange(newest + 1)
         updates = run.staleness.publications.moments(versions).tolist()
         steps = run.staleness.steps.moments(versions).tolist()
         for version, moment in enumerate(zip(updates, steps, strict=True)):
             self._publish(run, version, *moment, is_newest=version == newest)
-        self._flush()
+        self._file.flush()
 
     def on_batch(self, run: Run, batch: TensorDictBase) -> None:
         self._note_applied(run)
@@ -56,13 +98,14 @@ class EventTrace(Callback):
         versions = batch["policy_version"][mask].numpy()
         self._batch = []
         for worker in np.unique(workers).tolist():
-            sample = self._samples.get(worker, 0)
-            self._samples[worker] = sample + 1
+            sample = self._file.next_sample(worker)
             numbers, counts = np.unique(versions[workers == worker], return_counts=True)
             spans = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
             for version, length in spans.items():
-                self._write("act", worker=worker, sample=sample, version=version, length=length)
-            self._write("take", worker=worker, sample=sample, version=min(spans))
+                self._file.write(
+                    "act", worker=worker, sample=sample, version=version, length=length
+                )
+            self._file.write("take", worker=worker, sample=sample, version=min(spans))
             self._batch.append((worker, sample, spans))
 
     def on_update(self, run: Run, metrics: dict[str, float]) -> None:
@@ -76,24 +119,23 @@ class EventTrace(Callback):
             steps = {} if run.gradient_steps is None else {"step": run.gradient_steps}
             for version in sorted(spans.keys() & gone):
                 old = {"reason": "older than sync.max_lag", "length": spans[version]}
-                self._write("drop", **place, **old, version=version)
+                self._file.write("drop", **place, **old, version=version)
             if kept := spans.keys() - gone:
                 oldest, trained = min(kept), sum(spans[version] for version in kept)
                 lag = age(oldest, int(run.collector.policy_version))
-                self._write(
+                self._file.write(
                     "train", **place, update=run.updates + 1, length=trained, age=lag, **steps
                 )
         counts = {name.removeprefix("collector/"): int(n) for name, n in run.counts().items()}
-        self._write("counts", **counts)
-        self._flush()
+        self._file.write("counts", **counts)
+        self._file.flush()
 
     def on_publish(self, run: Run, version: int) -> None:
         self._publish(run, version, run.updates, run.gradient_steps, is_newest=True)
-        self._flush()
+        self._file.flush()
 
     def on_run_end(self, run: Run, summary: dict[str, Any]) -> None:
-        self._flush()
-        self._stream.close()
+        self._file.close()
 
     def _publish(
         self, run: Run, version: int, update: int, step: int | None, *, is_newest: bool
@@ -101,32 +143,12 @@ class EventTrace(Callback):
         more: dict[str, Any] = {} if run.gradient_steps is None else {"step": step}
         if is_newest and self.options.checksums:
             more["checksum"] = f"{checksum(run.learner.policy):08x}"
-        self._write("publish", version=version, update=update, **more)
+        self._file.write("publish", version=version, update=update, **more)
 
     def _note_applied(self, run: Run) -> None:
         answers = run.sync.answers_since(self._applied)
         for worker, answer in sorted(answers, key=lambda pair: pair[1].version):
-            self._write("applied", worker=worker, version=answer.version)
-
-    def _write(self, event: str, **fields: Any) -> None:
-        self._lines.append(json.dumps({"event": event, **fields}, separators=(",", ":")))
-
-    def _flush(self) -> None:
-        lines, self._lines = self._lines, []
-        data = "".join(f"{line}\n" for line in lines).encode()
-        while data:
-            data = data[self._stream.write(data) :]
-
-    def _go_on(self, path: Path) -> bool:
-        """Take numbers up where the file ends, without a last line that is cut."""
-        with open(path, "r+b", opener=_no_link) as stream:
-            size = stream.read().rfind(b"\n") + 1
-            stream.truncate(size)
-        for _, event in read(path):
-            if "sample" in event:
-                number, worker = event["sample"], event["worker"]
-                self._samples[worker] = max(self._samples.get(worker, 0), number + 1)
-        return size > 0
+            self._file.write("applied", worker=worker, version=answer.version)
 
 
 def _no_link(path: str, flags: int) -> int:
