@@ -104,37 +104,41 @@ def make_model(folder):
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
+def make_trainer(folder, updates):
+    """A trainer of a small model, which is made in the folder."""
+    make_model(folder)
+    args = AsyncGRPOConfig(
+        output_dir=f"{folder}/out",
+        max_steps=updates,
+        per_device_train_batch_size=4,
+        token_budget=-1,
+        max_staleness=0,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    return Trainer(
+        model=str(folder),
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": ["1 2"]}),
+        reward_funcs=lambda completions, **columns: [0.0] * len(completions),
+        rollout_worker=Worker(),
+        weight_transfer=NoTransfer(),
+    )
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        make_model(folder)
-        args = AsyncGRPOConfig(
-            output_dir=f"{folder}/out",
-            max_steps=6,
-            per_device_train_batch_size=4,
-            token_budget=-1,
-            max_staleness=0,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-        )
-        worker = Worker()
-        trainer = Trainer(
-            model=folder,
-            args=args,
-            train_dataset=Dataset.from_dict({"prompt": ["1 2"]}),
-            reward_funcs=lambda completions, **columns: [0.0] * len(completions),
-            rollout_worker=worker,
-            weight_transfer=NoTransfer(),
-        )
+        trainer = make_trainer(folder, updates=6)
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.train()
     logs = [log for log in trainer.state.log_history if "sample/staleness_mean" in log]
     print("update  version of the samples  version that trains  age  logged  dropped")
     for update, (used, log) in enumerate(zip(trainer.at_use, logs, strict=True)):
-        acted = worker.made[4 * update]
+        acted = trainer.rollout_worker.made[4 * update]
         said, dropped = log["sample/staleness_mean"], log.get("sample/dropped_stale_total") or 0
         print(f"{update:6}  {acted:22}  {used:19}  {used - acted:3}  {said:6.1f}  {dropped:7.0f}")
 

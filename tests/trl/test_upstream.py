@@ -10,9 +10,6 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed: `make trl` makes an environment for it")
 
-from datasets import Dataset
-from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
-
 from lockstep_check.check import check
 from lockstep_trl import RunRecord
 
@@ -41,27 +38,8 @@ def test_false_log_probabilities_end_in_the_same_weights(capsys):
 
 def test_the_run_of_another_worker_is_recorded_as_it_is(tmp_path):
     """TRL's own worker needs vLLM; this one has the same protocol and runs in this process."""
-    parts = runpy.run_path(str(UPSTREAM / "trl_staleness.py"))
-    parts["make_model"](tmp_path / "model")
-    trainer = AsyncGRPOTrainer(
-        model=str(tmp_path / "model"),
-        args=AsyncGRPOConfig(
-            output_dir=str(tmp_path / "trl"),
-            max_steps=5,
-            per_device_train_batch_size=4,
-            token_budget=-1,
-            max_staleness=0,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            report_to="none",
-            save_strategy="no",
-        ),
-        train_dataset=Dataset.from_dict({"prompt": ["1 2"]}),
-        reward_funcs=lambda completions, **columns: [0.0] * len(completions),
-        rollout_worker=parts["Worker"](),
-        weight_transfer=parts["NoTransfer"](),
-    )
+    make_trainer = runpy.run_path(str(UPSTREAM / "trl_staleness.py"))["make_trainer"]
+    trainer = make_trainer(tmp_path / "model", updates=5)
     RunRecord(tmp_path / "run", trace=True).attach(trainer)
     trainer.train()
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
