@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from examples import trl_lag
 from lockstep_check.check import check
 from lockstep_check.rules import Limit
 from lockstep_trl import Lag, Tear
+from lockstep_trl.sampler import Sampler
+from lockstep_trl.transfer import Transfer
 from tests.trl.conftest import UPDATES, Trained
 
 PER_UPDATE = 2  # batches of the schedule
@@ -99,10 +102,35 @@ def test_an_exact_run_is_replayed_too_with_another_learner(run):
     assert other.weights != exact.weights
 
 
-def test_weights_taken_within_an_answer_are_recorded_token_by_token(run):
-    free = run("free", free=True, apply_at="token", digits=24, trace=True, updates=8)
+def test_weights_taken_within_an_answer_are_recorded_token_by_token(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        publish_within_batch_4(patch)
+        free = run("free", free=True, apply_at="token", digits=24, trace=True, updates=8)
     assert run("replay", replay=free.path, digits=24, updates=8).weights == free.weights
-    assert any(len(pairs) > 1 for pairs in free.acted)
+    assert len(free.acted[4]) > 1
+
+
+def publish_within_batch_4(patch) -> None:
+    """Its 12th token waits for the next weights; the four batches before it are two updates."""
+    published, send, write = threading.Semaphore(0), Transfer.send_weights, Sampler.batch
+
+    def sending(transfer, iterator):
+        send(transfer, iterator)
+        published.release()
+
+    def writing(sampler, writing, number, size, take):
+        def waiting(step):
+            if number == 4 and step == 0:
+                while published.acquire(blocking=False):
+                    pass
+            if number == 4 and step == 12:
+                assert published.acquire(timeout=100)
+            take(step)
+
+        return write(sampler, writing, number, size, waiting)
+
+    patch.setattr(Transfer, "send_weights", sending)
+    patch.setattr(Sampler, "batch", writing)
 
 
 @pytest.mark.parametrize(
