@@ -14,7 +14,7 @@ from tests.collectors.remote.support import make as make_remote
 from tests.collectors.support import Checker, CodeEnv, CodePolicy
 from tests.collectors.troubled import pids
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 8.0
 
 
 def slow_compiler(module, inputs):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from multiprocessing import forkserver
 from typing import Any
 
@@ -36,6 +37,7 @@ from tests.collectors.troubled import (
     ActorCritic,
     Mishap,
     Plain,
+    PoolClock,
     balance,
     hold,
     make,
@@ -95,14 +97,16 @@ def test_an_environment_that_ends_its_process_is_named_with_its_stage(kind, what
     assert "while stepping" in str(raised.value)
 
 
-def test_an_environment_that_hangs_is_named_when_its_time_is_over():
-    trouble = {"where": "step", "at": 30, "what": "hang"}
-    with make("async", trouble=trouble, timeout=1.0) as collector:
-        with pytest.raises(
-            WorkerTimeout, match=r"worker 1 .*hangs: it has been stepping"
-        ) as raised:
+def test_an_environment_that_hangs_is_named_when_its_time_is_over(tmp_path, monkeypatch):
+    clock, hangs = PoolClock(monkeypatch), tmp_path / "hangs"
+    trouble = {"where": "step", "at": 30, "what": "hang", "once": str(hangs)}
+    with make("async", trouble=trouble, timeout=50.0) as collector:
+        with (
+            pytest.raises(WorkerTimeout, match=r"worker 1 .*hangs: it has been stepping") as raised,
+            clock.put_forward(60.0, hangs.exists),
+        ):
             gather(collector)
-        assert "timeout=1 s" in str(raised.value)
+        assert "timeout=50 s" in str(raised.value)
         collector.shutdown(timeout=0.2)
 
 
@@ -238,24 +242,34 @@ def test_a_killed_worker_is_named_however_it_was_started(kind, start_method):
 
 
 @EACH
-def test_a_worker_that_is_stopped_counts_as_hanging_even_if_it_was_idle(kind):
-    with make(kind, timeout=1.0) as collector:
+def test_a_worker_that_is_stopped_counts_as_hanging_even_if_it_was_idle(kind, monkeypatch):
+    clock = PoolClock(monkeypatch)
+    with make(kind, timeout=50.0) as collector:
         gather(collector, 4)
         wait_until(lambda: all(w["stage"] == "idle" for w in collector.stats()["workers"]))
         os.kill(pids(collector)[0], signal.SIGSTOP)
-        with pytest.raises(WorkerTimeout, match=r"worker 0 .*hangs"):
+        stopped = collector.pool.handles[0]
+        with (
+            pytest.raises(WorkerTimeout, match=r"worker 0 .*hangs"),
+            clock.put_forward(60.0, lambda: stopped.owed),
+        ):
             gather(collector)
         with pytest.raises(WorkerTimeout, match=r"worker 0 .*did not answer 'getattr_env'|hangs"):
             collector.getattr_env("steps")
         collector.shutdown(timeout=0.2)
 
 
-def test_a_stopped_worker_that_was_idle_is_replaced_when_it_is_asked_for_its_state():
-    with make("async", timeout=1.0, on_worker_failure="restart") as collector:
+def test_a_stopped_worker_that_was_idle_is_replaced_when_it_is_asked_for_its_state(
+    monkeypatch,
+):
+    clock = PoolClock(monkeypatch)
+    with make("async", timeout=50.0, on_worker_failure="restart") as collector:
         gather(collector, 4)
         wait_until(lambda: all(w["stage"] == "idle" for w in collector.stats()["workers"]))
         os.kill(pids(collector)[0], signal.SIGSTOP)
-        assert len(collector.state_dict()["workers"]) == 2
+        other = collector.pool.handles[1]
+        with clock.put_forward(60.0, lambda: other.answers):  # it has answered, and only it
+            assert len(collector.state_dict()["workers"]) == 2
         assert collector.stats()["restarts"] == 1
 
 
@@ -443,12 +457,18 @@ def test_a_newcomer_that_cannot_be_made_counts_as_a_restart(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "what"), [("sync", "raise"), ("async", "exit"), ("async", "hang")]
 )
-def test_trouble_that_passes_costs_only_the_workers_unfinished_block(kind, what, tmp_path):
-    trouble = {"where": "step", "at": 50, "what": what, "once": str(tmp_path / "once")}
+def test_trouble_that_passes_costs_only_the_workers_unfinished_block(
+    kind, what, tmp_path, monkeypatch
+):
+    once = tmp_path / "once"
+    trouble = {"where": "step", "at": 50, "what": what, "once": str(once)}
     seen: dict[int, int] = {}
-    with make(kind, trouble=trouble, on_worker_failure="restart", timeout=2.0) as collector:
-        while not collector.stats()["restarts"]:
-            check(collector.next(), seen, set())
+    clock = PoolClock(monkeypatch)
+    waits = clock.put_forward(60.0, once.exists) if what == "hang" else nullcontext()
+    with make(kind, trouble=trouble, on_worker_failure="restart", timeout=50.0) as collector:
+        with waits:
+            while not collector.stats()["restarts"]:
+                check(collector.next(), seen, set())
         for _ in range(5):
             check(collector.next(), seen, set())
         stats = collector.stats()

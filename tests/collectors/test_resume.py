@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -25,7 +22,7 @@ from collectors import Collector, MultiSyncCollector
 from sync.errors import WorkerTimeout
 from tests.collectors.remote.support import make as make_remote
 from tests.collectors.support import CodeEnv, CodePolicy, Gate, same_bits
-from tests.collectors.troubled import PoolClock, wait_until
+from tests.collectors.troubled import PoolClock
 
 STEPS = 20
 TIMEOUT_S = 60.0
@@ -82,22 +79,8 @@ def gate(tmp_path):
     gate.close()
 
 
-@contextmanager
-def once_both_replay(gate: Gate, clock: PoolClock, then: Callable[[], None]):
-    """Put the clock forward by three timeouts while both workers replay; what is done `then`."""
-
-    def put_forward():
-        wait_until(lambda: len(list(gate.folder.glob("gate-*"))) == 2)
-        clock.await_look()  # that they replay is known
-        clock.ahead_s += 3 * TIMEOUT_S
-        then()
-
-    thread = threading.Thread(target=put_forward)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
+def both_replay(gate: Gate) -> bool:
+    return len(list(gate.folder.glob("gate-*"))) == 2
 
 
 @pytest.mark.parametrize("make", [multi, hosts])
@@ -110,7 +93,7 @@ def test_a_replay_may_take_longer_than_a_worker_may_be_silent(make, gate, monkey
 
     state, expected = interrupted(make)
     with make(create_env_kwargs={"gate": gate.path}) as second:
-        with once_both_replay(gate, clock, open_gate):
+        with clock.put_forward(3 * TIMEOUT_S, lambda: both_replay(gate), open_gate):
             assert second.load_state_dict(state) is True
         assert same_bits(second.next(), expected)
 
@@ -131,7 +114,7 @@ def test_a_replay_that_hangs_is_a_worker_that_hangs(gate, monkeypatch):
     with (
         pytest.raises(WorkerTimeout, match="replaying episodes"),
         multi(create_env_kwargs=kwargs, resume_timeout=TIMEOUT_S) as second,
-        once_both_replay(gate, clock, lambda: None),
+        clock.put_forward(3 * TIMEOUT_S, lambda: both_replay(gate)),
     ):
         second.load_state_dict(state)
 

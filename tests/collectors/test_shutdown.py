@@ -194,7 +194,7 @@ def test_when_the_trainer_is_killed_its_workers_and_their_own_children_go_too(tm
         mine = {p.pid for p in of_session(process.pid)}
         assert len(mine) >= 1 + 3 * 2 + 2 * 2  # workers, and the members of their vectors
         os.kill(process.pid, signal.SIGKILL)
-        process.wait(timeout=10.0)
+        process.wait(timeout=60.0)
         wait_until(lambda: not of_session(process.pid))
         assert process.stderr is not None
         errors = process.stderr.read()  # gymnasium's members say that their vector is gone

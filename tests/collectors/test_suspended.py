@@ -8,7 +8,7 @@ import time
 
 from tests.collectors.test_shutdown import in_session, wait_for
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 8.0
 PROGRAM = f"""
 import time
 import torch

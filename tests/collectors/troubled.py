@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -198,17 +199,39 @@ class PoolClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.ahead_s = 0.0
-        self._reads = 0
-        monkeypatch.setattr(pool, "awake_s", self)
+        self._looks = 0
+        look_at_all = pool.WorkerPool._watch
 
-    def __call__(self) -> float:
-        self._reads += 1
-        return awake_s() + self.ahead_s
+        def look(of_pool: pool.WorkerPool) -> None:
+            look_at_all(of_pool)
+            self._looks += 1
+
+        monkeypatch.setattr(pool.WorkerPool, "_watch", look)
+        monkeypatch.setattr(pool, "awake_s", lambda: awake_s() + self.ahead_s)
 
     def await_look(self) -> None:
-        """Wait until the pool, which waits for its workers, has looked at each once more."""
-        before = self._reads
-        wait_until(lambda: self._reads > before + 4)  # it reads twice for each look
+        """Wait until the pool has looked at all workers once more."""
+        before = self._looks
+        wait_until(lambda: self._looks > before + 1)  # one may just have been under way
+
+    @contextmanager
+    def put_forward(
+        self, seconds: float, once: Callable[[], object], then: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """Meanwhile, put it forward `once` this is so and the pool has seen it; what comes then."""
+
+        def put_forward() -> None:
+            wait_until(lambda: bool(once()))
+            self.await_look()
+            self.ahead_s += seconds
+            then()
+
+        thread = threading.Thread(target=put_forward)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
 
 
 def is_gone(pid: int) -> bool:

@@ -76,7 +76,7 @@ def test_over_plain_queues_receiving_is_bounded(queues):
 
 
 def test_over_plain_queues_an_error_comes_back_with_its_traceback(queues):
-    transport = MPTransport(*queues, timeout=5)
+    transport = MPTransport(*queues, timeout=60)
     with Worker(Handed(transport=transport), lambda: nn.Linear(1, 1)) as worker:
         transport.send_weights_async(policy(2))
         with pytest.raises(KeyError, match=r"lacks '0\.weight'"):

@@ -97,7 +97,7 @@ def test_a_refused_send_does_not_swallow_what_went_wrong_before(kind):
 
 @EACH
 def test_a_worker_that_fails_keeps_nobody_from_being_heard(kind):
-    scheme = sender(kind, nn.Sequential(Counting()), workers=3, timeout=5)
+    scheme = sender(kind, nn.Sequential(Counting()), workers=3, timeout=60)
     with running(scheme, lambda: nn.Sequential(Counting()), method="fork") as (
         refusing,
         dying,
@@ -130,7 +130,7 @@ def test_a_worker_may_join_again_in_the_same_process(kind):
     def again(scheme, model):
         scheme.init_on_receiver(model=model, worker_idx=0)
 
-    scheme = sender(kind, model := policy(1), connect_timeout=5)
+    scheme = sender(kind, model := policy(1), connect_timeout=60)
     with running(scheme) as (worker,):
         for value in (3, 4, 5):
             scheme.send_async(policy(2))  # never read
@@ -238,7 +238,7 @@ def come_and_go(scheme, model):
 
 @WIRED
 def test_of_several_processes_that_came_for_one_worker_the_last_is_served(kind, wire):
-    scheme = sender(kind, wire=wire, timeout=10)
+    scheme = sender(kind, wire=wire, timeout=60)
     with running(scheme, method="fork") as (worker,):
         scheme.send_async(policy(2))
         worker.die()
@@ -270,7 +270,7 @@ def test_what_a_successor_raised_is_told_although_another_send_came_between(kind
 
 @EACH
 def test_a_successor_whose_weights_were_overwritten_gets_a_new_version(kind):
-    model, scheme = policy(1), KINDS[kind](connect_timeout=5)
+    model, scheme = policy(1), KINDS[kind](connect_timeout=60)
     scheme.init_on_sender(model=model, device_map_fn=lambda worker, weights: weights, num_workers=2)
     with running(scheme) as (leaving, other):
         leaving.do(lambda s, m: s.shutdown())

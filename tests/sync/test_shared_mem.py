@@ -108,7 +108,7 @@ def test_slots_are_used_again_and_the_pool_stays_small(zero_copy):
 
 
 def test_pointing_at_a_snapshot_needs_a_model_in_cpu_memory_and_both_sides_are_told():
-    scheme = scheme_of(nn.Linear(2, 2), zero_copy=True, connect_timeout=5)
+    scheme = scheme_of(nn.Linear(2, 2), zero_copy=True, connect_timeout=60)
     says = "zero_copy=True: the model is on meta"
     with scheme, Worker(scheme, lambda: nn.Linear(2, 2, device="meta"), worker_idx=0) as worker:
         worker.tell(connect)

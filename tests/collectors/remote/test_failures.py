@@ -142,7 +142,7 @@ def test_a_host_whose_collector_raised_is_opened_anew_in_its_process(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_a_stopped_host_is_named_when_its_time_is_over(kind):
-    with troubled(kind, timeout=3.0) as collector:
+    with troubled(kind, timeout=10.0) as collector:
         gather(collector, 2)
         pid = host_pids(collector)[1]
         os.kill(pid, signal.SIGSTOP)
@@ -155,7 +155,7 @@ def test_a_stopped_host_is_named_when_its_time_is_over(kind):
 
 def test_a_host_that_hangs_is_named_with_what_it_does():
     trouble = {"only": 1, "where": "step", "at": 30, "what": "hang"}
-    with troubled("distributed", trouble=trouble, timeout=3.0) as collector:
+    with troubled("distributed", trouble=trouble, timeout=10.0) as collector:
         with pytest.raises(WorkerTimeout, match=r"worker 1 .* hangs: it owes a batch"):
             gather(collector)
         collector.shutdown(timeout=0.5)

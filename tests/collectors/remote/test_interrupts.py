@@ -35,7 +35,7 @@ CALLS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_interrupted_call_ends_the_collector(kind, most):
     before = child_processes()
-    counted, _ = build(kind, "one", timeout=10.0)
+    counted, _ = build(kind, "one")
     with counted:
         counted.next()
         numbers = [
@@ -44,7 +44,7 @@ def test_an_interrupted_call_ends_the_collector(kind, most):
             for number in places(lambda call=call: call(counted), *CODE, most=most)
         ]
     for call, number in numbers:
-        collector, _ = build(kind, "one", timeout=10.0)
+        collector, _ = build(kind, "one")
         with collector:
             collector.next()
             with Interrupt(number, *CODE) as interrupt:
