@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sync.model.binding import Binding
-from sync.model.block import NEVER, Layout, Snapshot, free_private
+from sync.model.block import NEVER, CheckFinite, Layout, Snapshot, free_private
 
 JOINED, APPLIED, FAILED, LEFT, LOST = "joined", "applied", "failed", "left", "lost"
 
@@ -99,9 +99,14 @@ class SenderChannel(ABC):
         self._pool: list[Snapshot] = []
         self.moved: dict[str, dict[str, int]] = {}
 
-    def pack(self, binding: Binding, block: Snapshot, version: int, *, own: bool) -> None:
-        """Write the weights into a free block. `own`: whether they are the registered model's."""
-        binding.pack(block, version)
+    def pack(
+        self, binding: Binding, block: Snapshot, version: int, check: CheckFinite, *, own: bool
+    ) -> None:
+        """Write the weights into a free block, or raise if they cannot be sent.
+
+        own: whether they are the registered model's.
+        """
+        binding.pack(block, version, check)
 
     @abstractmethod
     def publish(self, block: Snapshot, workers: Sequence[int]) -> None:

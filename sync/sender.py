@@ -1,6 +1,6 @@
 """The sending end of a scheme: creates versions, publishes them, and waits for the workers.
 
-send():  check the weights, and pack them into a free block     (version n)
+send():  check the weights and pack them into a free block      (version n)
          channel.publish(block, workers)
          poll the channel until every addressed worker has answered, failed, died, or is overdue
 """
@@ -169,17 +169,20 @@ class Sender:
         return [(self.weights_for(worker, weights), [worker]) for worker in workers]
 
     def _publish(self, plan: Plan, version: int) -> None:
-        """Check everything first: if some weights are refused, every block keeps what it holds."""
+        """Publish all of it, or raise: what workers use or may be sent again stays as it is."""
         begun = now_ns()
         bindings = [(self._bind(weights), workers) for weights, workers in _distinct(plan)]
-        for binding, _ in bindings:
-            binding.check(self.pipeline.finite_check(self._check_finite))
-        taken = self.pipeline.taken(self._blocks_to_keep(plan))
+        check = self.pipeline.finite_check(self._check_finite)
+        if not self._same_for_all:  # blocks that successors would get may be overwritten
+            for binding, _ in bindings:
+                binding.check(check)
+            check = False
+        taken = self.pipeline.taken(self._blocks_to_keep())
         parcels = []
         for binding, workers in bindings:
             parcels.append(Parcel(self.pipeline.free_block(taken), workers))
             own = binding is self._registered
-            self.channel.pack(binding, parcels[-1].block, version, own=own)
+            self.channel.pack(binding, parcels[-1].block, version, check, own=own)
         outgoing = self.pipeline.prepare(parcels, taken)
         self.version = version
         pack_ns = (now_ns() - begun) // max(1, len(outgoing))
@@ -192,18 +195,17 @@ class Sender:
             for worker in workers:
                 self.workers[worker].sent(block, self.layout.nbytes - nbytes)
 
-    def _blocks_to_keep(self, plan: Plan) -> list[Snapshot]:
-        """Those that a worker, or a process that replaces it, may still need."""
-        addressed = {worker for _, workers in plan for worker in workers}
+    def _blocks_to_keep(self) -> list[Snapshot]:
+        """Those that a worker, or a process that replaces it, may still need.
+
+        Where each worker has its own weights, only until it has copied them: a successor gets a new
+        version, and memory holds no copy for each worker.
+        """
         return [
             record.last
             for record in self.workers
             if record.last is not None
-            and (
-                record.waiting
-                or not self.pipeline.is_direct
-                or (self._same_for_all and record.index not in addressed)
-            )
+            and (record.waiting or self._same_for_all or not self.pipeline.is_direct)
         ]
 
     def _bind(self, weights: Weights) -> Binding:

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from sync.model.block import CheckFinite, Layout, Snapshot, checksum
-from sync.model.copying import CudaCopies, copy_leaves, may_be_infinite, require_finite
+from sync.model.copying import (
+    CudaCopies,
+    copy_leaf,
+    copy_leaves,
+    may_be_infinite,
+    require_finite,
+)
 from sync.model.strategy import (
     Flat,
     Slot,
@@ -106,11 +112,7 @@ class Binding:
     # -- packing and loading
 
     def check(self, check_finite: CheckFinite) -> None:
-        """Raise if the model, as it is now, cannot be sent. Call it before `pack`.
-
-        A block may hold a version that somebody still needs, so it is not touched until the next
-        one is known to be sendable.
-        """
+        """Raise if the model, as it is now, cannot be sent."""
         leaves, checked = self.leaves(), self._checked[check_finite]
         if extra := self.extra():
             self.layout.check_extra(extra)
@@ -118,14 +120,25 @@ class Binding:
             for leaf, tensor in compress(zip(self.layout.leaves, leaves, strict=True), checked):
                 require_finite(leaf.name, tensor)
 
-    def pack(self, snapshot: Snapshot, version: int) -> None:
-        """Write the model into `snapshot` as `version`. Until done, the block holds no version."""
+    def pack(self, snapshot: Snapshot, version: int, check_finite: CheckFinite = False) -> None:
+        """Write the model into `snapshot` as `version`, or raise if it cannot be sent.
+
+        Until done, the block holds no version. What is refused is in the block all the same, since
+        checking and copying are one pass over memory. Nobody sees it: the block is free, that is,
+        it is announced to no worker, and no successor of a worker is sent it.
+        """
         leaves, extra = self.leaves(), self.extra()
         snapshot.begin()
         if self._cuda_devices:
+            self.check(check_finite)
             self._cuda.copy(snapshot, snapshot.views, leaves)
         else:
-            copy_leaves(snapshot.views, leaves)
+            checks = self._checked[check_finite]
+            for slot, view, tensor, check in zip(
+                self._slots, snapshot.views, leaves, checks, strict=True
+            ):
+                if not copy_leaf(view, tensor, check=check):
+                    require_finite(slot.name, tensor)  # a sum of finite numbers may overflow
         snapshot.stamp(version, extra)
         if self.layout.checksum_room:
             snapshot.seal()

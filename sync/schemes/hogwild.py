@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sync.model.binding import Binding
-from sync.model.block import HEADER_BYTES, Layout, Snapshot
+from sync.model.block import HEADER_BYTES, CheckFinite, Layout, Snapshot
 from sync.model.strategy import WeightStrategy, check_movable, flatten
 from sync.scheme import WeightSyncScheme
 from sync.schemes import register
@@ -37,8 +37,14 @@ class HogwildSender(SharedMemSender):
     def free_block(self, keep: Collection[Snapshot]) -> Snapshot:
         return self.blocks[0]
 
-    def pack(self, binding: Binding, block: Snapshot, version: int, *, own: bool) -> None:
-        """Copy what is not yet in the block, and make the block the model's memory."""
+    def pack(
+        self, binding: Binding, block: Snapshot, version: int, check: CheckFinite, *, own: bool
+    ) -> None:
+        """Copy what is not yet in the block, and make the block the model's memory.
+
+        Workers read the block, so weights are checked before they are copied.
+        """
+        binding.check(check)
         moves = own and not (self._shared is binding and binding.points_at(block))
         if moves:
             binding.check_movable(block)

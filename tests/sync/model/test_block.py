@@ -21,7 +21,7 @@ from sync.model.block import (
     check_same,
     private_snapshot,
 )
-from sync.model.copying import PIECE
+from sync.model.copying import PIECE, STRETCH
 from sync.model.strategy import WeightStrategy
 from tests.sync.support import bits
 
@@ -128,8 +128,7 @@ def test_of_many_missing_keys_the_first_are_named_and_the_rest_counted():
 def packed(tensors, *, check_finite: bool = True, version: int = 0) -> Snapshot:
     binding = Binding(tensors, WeightStrategy())
     written = private_snapshot(binding.layout)
-    binding.check(check_finite)
-    binding.pack(written, version)
+    binding.pack(written, version, check_finite)
     return written
 
 
@@ -145,9 +144,12 @@ def test_a_block_holds_no_version_while_it_is_packed(monkeypatch):
     written = private_snapshot(binding.layout)
     binding.pack(written, 0)
     versions = []
-    monkeypatch.setattr(
-        "sync.model.binding.copy_leaves", lambda *copied: versions.append(written.version)
-    )
+
+    def copied(*_, check):
+        versions.append(written.version)
+        return True
+
+    monkeypatch.setattr("sync.model.binding.copy_leaf", copied)
     binding.pack(written, 1)
     assert versions == [NEVER]
     assert written.version == 1
@@ -196,6 +198,17 @@ def test_one_bad_value_is_refused_with_the_name_of_its_leaf(dtype, bad):
         packed(source)
     sent = loaded(source, check_finite=False)
     assert bits(sent) == bits(source)
+
+
+@pytest.mark.parametrize("at", [0, STRETCH - 1, STRETCH, 2 * STRETCH + PIECE, -1])
+@pytest.mark.parametrize("step", [1, 2], ids=["in_one_piece", "strided"])
+def test_one_bad_value_is_refused_wherever_it_is_in_a_large_tensor(step, at):
+    tensor = torch.ones(step * (2 * STRETCH + 2 * PIECE))[::step]
+    tensor[at] = NAN
+    with pytest.raises(ValueError, match=r"'a' holds 1 NaN or infinite value"):
+        packed({"a": tensor})
+    tensor[at] = 7.0
+    assert bits(loaded({"a": tensor})) == bits({"a": tensor})
 
 
 LARGEST = {
