@@ -4,9 +4,9 @@ In CPU memory they run on one thread, in pieces that fit into its cache: a piece
 copied, so that memory is read once.
 
 Copies from and to CUDA devices run on a side stream of each device. It first waits for everything
-that the calling thread has launched on the device, and for every use of the model that was reported
-to `after_use`. Then the host waits for the copies. So everything that any thread launches later runs
-after the copies, and the block may be rewritten.
+that the calling thread has launched on the device, and for every use of the model that was
+reported to `after_use`. Then the host waits for the copies. So everything that any thread launches
+later runs after the copies, and the block may be rewritten.
 
 Nothing here touches CUDA before the first copy, so workers of a CPU model may be forked.
 """

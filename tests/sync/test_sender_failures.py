@@ -283,7 +283,7 @@ def test_a_successor_whose_weights_were_overwritten_gets_a_new_version(kind):
             assert successor.do(held) == bits(policy(11))
 
 
-@pytest.mark.parametrize("wire, refused", [("float32", float("nan")), ("float16", 1e6)])
+@pytest.mark.parametrize(("wire", "refused"), [("float32", float("nan")), ("float16", 1e6)])
 @pytest.mark.parametrize("kind", ["shared_copy", "multiprocess"])
 def test_a_successor_gets_its_weights_of_before_those_that_were_refused(kind, wire, refused):
     model, scheme = policy(1), KINDS[kind](connect_timeout=60, wire=wire)
@@ -295,7 +295,7 @@ def test_a_successor_gets_its_weights_of_before_those_that_were_refused(kind, wi
         scheme.wait_async(20)
         leaving.do(lambda s, m: s.shutdown())
         nn.init.constant_(model[2].weight, refused)
-        with pytest.raises(ValueError, match="NaN|too large"):
+        with pytest.raises(ValueError, match=r"NaN|too large"):
             scheme.send_async(model)
         with ThreadWorker(scheme, worker_idx=0) as successor:
             successor.meet(scheme, worker_idx=0)
