@@ -16,6 +16,7 @@ BENCH ?= sync_latency collect train
 READY := .venv/.ready-$(subst /,_,$(PYTHON))
 PEERS := .venv-peers/.ready-$(subst /,_,$(PYTHON))
 TRL := .venv-trl/.ready-$(subst /,_,$(PYTHON))
+CONTROLLERS := .venv-controllers/.ready-$(subst /,_,$(PYTHON))
 DOCS := .venv-docs/.ready-$(subst /,_,$(PYTHON))
 BIN := .venv/bin
 # Three files at a time, since tests wait as often as they work, in their order: the many short ones
@@ -27,7 +28,7 @@ test rest slow costs coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help run test rest slow costs mutants mutants-random coverage check chaos soak load conformance bench report reproduce browser docs publish peers trl clean
+.PHONY: help run test rest slow costs mutants mutants-random coverage check chaos soak load conformance controllers bench report reproduce browser docs publish peers trl clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -81,6 +82,9 @@ load: $(READY) ## many workers and environments, a large policy, a flood of vers
 conformance: $(READY) $(PEERS) ## check what schemes promise, Lockstep's and the peers'
 	@$(BIN)/python -m benchmarks.conformance benchmarks.conformance.lockstep benchmarks.conformance.torchrl@.venv-peers/bin/python $(ARGS)
 
+controllers: $(READY) $(CONTROLLERS) ## measure what frameworks' staleness limits keep: ARGS="--only areal"
+	@$(BIN)/python -m benchmarks.controllers $(ARGS)
+
 bench: $(READY) $(PEERS) ## measure, and compare with the peers
 	@set -e; for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py $(ARGS); done
 
@@ -109,7 +113,7 @@ trl: $(TRL) ## make the environment of lockstep_trl, .venv-trl, and run its test
 peers: $(PEERS) ## make the environment of the benchmarks' peers, .venv-peers
 
 clean: ## remove the environments and caches; outputs/ stays
-	rm -rf .venv .venv-trl .venv-peers .venv-docs site .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-trl .venv-peers .venv-controllers .venv-docs site .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An outdated stamp marks a sound environment, which is updated in place. No stamp: there is no
@@ -141,6 +145,12 @@ $(PEERS): requirements-peers.lock
 	$(prepare)
 	.venv-peers/bin/python -m pip install -c requirements-peers.lock torch
 	.venv-peers/bin/python -m pip install -r requirements-peers.lock
+	@touch $@
+
+# Single modules of these packages are loaded, so what they depend on is left out.
+$(CONTROLLERS): requirements-controllers.lock
+	$(prepare)
+	.venv-controllers/bin/python -m pip install --no-deps -r requirements-controllers.lock
 	@touch $@
 
 $(TRL): requirements-trl.lock pyproject.toml

@@ -1,81 +1,123 @@
-"""Loads a module of a framework alone: what it imports beside it is replaced by stubs."""
+"""Loads modules of a framework alone: every package that they import beside themselves is a stub.
+
+The code that runs is the framework's file, unchanged. A stub answers whatever is asked of it, and
+does nothing.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-SITE = Path(__file__).resolve().parents[2] / ".venv-controllers"  # `make controllers`
+ENVIRONMENT = Path(__file__).resolve().parents[2] / ".venv-controllers"
 
 
 class Missing(Exception):
-    """A framework is not installed, with what to do."""
+    """A framework is not installed."""
 
 
-class _Any(type):
-    """Whatever a stub module is asked for: a class that can be called, derived from, decorated."""
+class _Stub(type):
+    """A class that can be called, derived from, subscripted and used as a decorator."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return make(name)
+        return stub(name)
 
     def __getitem__(cls, item: Any) -> Any:
         return cls
 
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
 
-def make(name: str) -> Any:
+
+def stub(name: str) -> Any:
+    """Something of this name that does nothing."""
+
     def create(cls: Any, *args: Any, **options: Any) -> Any:
-        if len(args) == 1 and isinstance(args[0], types.FunctionType):
-            return args[0]  # a decorator
+        if len(args) == 1 and not options and isinstance(args[0], types.FunctionType | type):
+            return args[0]  # used as a decorator
         return object.__new__(cls)
+
+    def initialise(self: Any, *args: Any, **options: Any) -> None: ...
 
     def call(self: Any, *args: Any, **options: Any) -> Any:
         return args[0] if len(args) == 1 else None
 
-    return _Any(name, (), {"__new__": create, "__call__": call})
+    def attribute(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return stub(name)
+
+    methods = {"__new__": create, "__init__": initialise, "__call__": call}
+    return _Stub(name, (), {**methods, "__getattr__": attribute})
 
 
-class _Stub(types.ModuleType):
-    __path__: list[str] = []
-
+class _StubModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        value = make(name)
+        value = stub(name)
         setattr(self, name, value)
         return value
 
 
+class _Finder(MetaPathFinder, Loader):
+    def __init__(self, roots: Sequence[str], contents: Mapping[str, Mapping[str, Any]]):
+        self._roots, self._contents = frozenset(roots), contents
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name.partition(".")[0] not in self._roots:
+            return None
+        return ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return _StubModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__dict__.update(self._contents.get(module.__name__, {}))
+
+
 @contextmanager
-def _stubs(names: tuple[str, ...]) -> Iterator[None]:
-    before = {name: sys.modules.get(name) for name in names}
-    sys.modules.update({name: _Stub(name) for name in names})
+def _stubs(roots: Sequence[str], contents: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    def of_roots() -> dict[str, types.ModuleType]:
+        return {k: v for k, v in sys.modules.items() if k.partition(".")[0] in roots}
+
+    hidden = of_roots()
+    for name in hidden:
+        del sys.modules[name]
+    finder = _Finder(roots, contents)
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
+        sys.meta_path.remove(finder)
+        for name in of_roots():
+            del sys.modules[name]
+        sys.modules.update(hidden)
 
 
-def load(name: str, path: Path, stubs: tuple[str, ...]) -> Any:
-    """The module in this file."""
-    if not path.exists():
-        raise Missing(f"{path} is not there: make controllers")
+def load(
+    path: Path, stubs: Sequence[str], contents: Mapping[str, Mapping[str, Any]] | None = None
+) -> Any:
+    """The module in this file, where all packages in `stubs` are stubs.
+
+    contents: of modules among the stubs, by name: what is to be real in them.
+    """
+    name = f"foreign_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None or not path.is_file():
+        raise Missing(f"{path} is not there: run `make controllers`")
     module = importlib.util.module_from_spec(spec)
-    with _stubs(stubs):
-        sys.modules[name] = module
+    with _stubs(stubs, contents or {}):
+        sys.modules[name] = module  # dataclasses look their module up
         try:
             spec.loader.exec_module(module)
         finally:
@@ -83,14 +125,14 @@ def load(name: str, path: Path, stubs: tuple[str, ...]) -> Any:
     return module
 
 
-def show(repository: Path | None, commit: str, path: str, place: Path) -> Path:
-    """A file of a repository at a commit, written below `place`."""
-    if repository is None:
-        raise Missing("name a clone with --repository")
-    command = ["git", "-C", str(repository), "show", f"{commit}:{path}"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        raise Missing(f"{repository} has no {path} at {commit}")
-    file = place / Path(path).name
-    file.write_bytes(done.stdout)
-    return file
+def installed(path: str) -> Path:
+    """A file of a package in the environment of the frameworks."""
+    places = sorted(ENVIRONMENT.glob("lib/python*/site-packages"))
+    if not places:
+        raise Missing(f"{ENVIRONMENT.name} is not there: run `make controllers`")
+    return places[0] / path
+
+
+def cloned(path: str) -> Path:
+    """A file of a repository among the sources of the frameworks."""
+    return ENVIRONMENT / "src" / path
