@@ -1,6 +1,6 @@
 """Whether the effective sample size falls before a run collapses: docs/findings/objectives.md.
 
-    .venv/bin/python benchmarks/collapse.py --task LunarLander outputs/rate_lag …
+    .venv/bin/python docs/findings/collapse.py --task LunarLander outputs/rate_lag …
         [--task tokens outputs/rate_lag_tokens …] [--first 10]
 
 A threshold for the alarm is chosen on a task's runs with odd seeds and judged on those with even
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from harness.report.runs import read_runs  # noqa: E402

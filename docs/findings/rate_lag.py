@@ -1,6 +1,6 @@
 """Whether what is lost follows learning rate times lag: docs/findings/dose_and_response.md.
 
-    .venv/bin/python benchmarks/rate_lag.py outputs/rate_lag [outputs/rate_lag_tokens …]
+    .venv/bin/python docs/findings/rate_lag.py outputs/rate_lag [outputs/rate_lag_tokens …]
 
 A directory holds the sweep of one task. Printed are the retained shares, and for each hypothesis
 the numbers that decide it.
@@ -19,7 +19,7 @@ import pandas as pd
 from scipy.optimize import isotonic_regression
 from scipy.stats import rankdata
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from harness.report.runs import read_runs  # noqa: E402

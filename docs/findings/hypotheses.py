@@ -1,6 +1,6 @@
 """What became of the hypotheses of a study: the tests that its page in docs/findings names.
 
-    .venv/bin/python benchmarks/hypotheses.py clip_lag outputs/clip_lag
+    .venv/bin/python docs/findings/hypotheses.py clip_lag outputs/clip_lag
 
 A claim compares two settings, seed by seed. The p-values are those of paired tests, corrected by
 Holm's method for all claims of the study on a task. Below 0.05 a claim is confirmed or, if the
@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import pearsonr
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from harness.report.runs import read_runs  # noqa: E402

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.scaling import (
+from docs.scaling import (
     Cluster,
     Fit,
     Point,

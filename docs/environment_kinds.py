@@ -1,6 +1,6 @@
 """Which kinds of environments collectors take: each one tried, and shown as a row of a table.
 
-    .venv/bin/python benchmarks/environment_kinds.py [--only NAME] > table.md
+    .venv/bin/python docs/environment_kinds.py [--only NAME] > table.md
 
 What is not installed is left out. Actions are random. A row says on how many frames, of one process
 and of two workers, it was checked that each goes on from the one before; whether rows are full,

@@ -1,7 +1,6 @@
 """Scaling of `send` with the workers of this machine, and a prediction for a cluster.
 
-    make bench BENCH=scaling            or
-    .venv/bin/python benchmarks/scaling.py [--workers 1,2,4] [--model 1M] [--write docs/scaling.md]
+    .venv/bin/python docs/scaling.py [--workers 1,2,4] [--model 1M] [--write docs/scaling.md]
 
 Each scheme is measured with blocking sends of one model to 1, 2, 4, 6, 8 and 16 workers of this
 machine. Costs are fitted to up to 8 of them: one for each send, and one for each worker. What they
@@ -258,7 +257,7 @@ def page(
         "How long a blocking `send` takes with more workers, measured on one machine and predicted "
         "for a cluster. No cluster was at hand: treat a prediction as an order of magnitude.",
         "",
-        "`make bench BENCH=scaling` writes this page. "
+        "`python docs/scaling.py` writes this page. "
         f"It ran on {os.cpu_count()} cores "
         f"({platform.machine()}, torch {torch.__version__}), with the {model} model "
         f"({nbytes / 1e6:.1f} MB) and idle workers on the same machine. Memory is the memory that "

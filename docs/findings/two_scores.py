@@ -1,6 +1,6 @@
 """The two scores of the stored studies beside each other, with the randomness of the policy.
 
-    .venv/bin/python benchmarks/two_scores.py outputs/objectives_at_lag --x sync.lag \
+    .venv/bin/python docs/findings/two_scores.py outputs/objectives_at_lag --x sync.lag \
         --hue algo.objective [--where algo.objective=behaviour,decoupled] [--figure FILE]
 
 Acting: the mean over training of the acting weights' return. It mixes what was learned with the age
@@ -23,7 +23,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from harness.report.drawing import Key, draw, line_look, panels  # noqa: E402

@@ -1,6 +1,6 @@
 """Which measure of staleness tells best how much is lost: lag, effective sample size or KL.
 
-    .venv/bin/python benchmarks/predictors.py outputs/staleness outputs/staleness_minatar ...
+    .venv/bin/python docs/findings/predictors.py outputs/staleness outputs/staleness_minatar ...
 
 Each point is a task, an objective and a lag, as the mean over its seeds. Its damage is the mean
 return over training that it lacks against the same objective at lag 0, as a share of the largest
@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 from scipy.stats import spearmanr
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from harness.report.runs import read_runs  # noqa: E402

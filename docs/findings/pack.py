@@ -1,6 +1,6 @@
 """All runs of a sweep as one small file: what the tables and figures of a study are made of.
 
-    .venv/bin/python benchmarks/pack.py outputs/rate_lag docs/findings/records/rate_lag.tar.xz
+    .venv/bin/python docs/findings/pack.py outputs/rate_lag docs/findings/records/rate_lag.tar.xz
 
 The file unpacks to run directories, which `harness.report` and the programs of the studies read:
 
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from harness.files import write_atomic  # noqa: E402

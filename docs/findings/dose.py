@@ -1,6 +1,6 @@
 """What old weights cost in learning, in randomness and by delay: `experiment=dose`, `dose_tokens`.
 
-    .venv/bin/python benchmarks/dose.py outputs/dose [--seeds 4-10] [--figure dose.png]
+    .venv/bin/python docs/findings/dose.py outputs/dose [--seeds 4-10] [--figure dose.png]
 
 acting    return of the weights that act in training, old and sampling their actions: the mean over
           training, and around the evaluations (within half of the gap between two)
@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from harness.report.drawing import Key, draw, line_look, panels  # noqa: E402

@@ -1,6 +1,6 @@
 """How often fewer seeds would have shown an effect: the tests of docs/findings/comparing_runs.md.
 
-    .venv/bin/python benchmarks/seeds.py --compare outputs/objectives_at_lag sync.lag=0
+    .venv/bin/python docs/findings/seeds.py --compare outputs/objectives_at_lag sync.lag=0
         [--compare outputs/clip_lag algo.clip=0.2 …] [--figure seeds.png]
 
 Each setting of a sweep is compared with the setting that has the same options but this value.
@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from harness.report.drawing import Key, draw, line_look, panels  # noqa: E402

@@ -1,6 +1,6 @@
 """How many seeds it saves to compare objectives on the same schedules.
 
-    .venv/bin/python benchmarks/pairing.py outputs/replayed
+    .venv/bin/python docs/findings/pairing.py outputs/replayed
 
 For two objectives with n runs each, the variance of the mean difference is var(a - b) / n if runs
 are paired, and (var(a) + var(b)) / n if they are not. The table has, for all pairs of objectives,
@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.predictors import scored_runs  # noqa: E402
+from docs.findings.predictors import scored_runs  # noqa: E402
 
 Scores = Mapping[str, Mapping[int, float]]  # by objective, then by seed
 

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "environment_kinds.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "environment_kinds.py"
 
 
 def rows(only: str) -> list[list[str]]:
