@@ -15,6 +15,7 @@ COPY conf/ conf/
 COPY sync/ sync/
 COPY collectors/ collectors/
 COPY lockstep_check/ lockstep_check/
+COPY lockstep_conformance/ lockstep_conformance/
 COPY lockstep_trl/ lockstep_trl/
 COPY harness/ harness/
 COPY hydra_plugins/ hydra_plugins/

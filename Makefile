@@ -80,7 +80,7 @@ load: $(READY) ## many workers and environments, a large policy, a flood of vers
 	@$(BIN)/python benchmarks/load.py $(ARGS)
 
 conformance: $(READY) $(PEERS) ## check what schemes promise, Lockstep's and the peers'
-	@$(BIN)/python -m benchmarks.conformance benchmarks.conformance.lockstep benchmarks.conformance.torchrl@.venv-peers/bin/python $(ARGS)
+	@$(BIN)/python -m lockstep_conformance lockstep_conformance.lockstep benchmarks.torchrl_adapter@.venv-peers/bin/python $(ARGS)
 
 controllers: $(READY) $(CONTROLLERS) ## measure what frameworks' staleness limits keep: ARGS="--only areal"
 	@$(BIN)/python -m benchmarks.controllers $(ARGS)

@@ -6,7 +6,7 @@ setuptools finds by itself cannot express.
 
 from setuptools import find_namespace_packages, setup
 
-CODE = ["collectors*", "harness*", "hydra_plugins*", "lockstep_check*", "lockstep_trl*", "sync*"]
+CODE = ["collectors*", "harness*", "hydra_plugins*", "lockstep_*", "sync*"]
 CONF = ["harness.conf", *(f"harness.conf.{name}" for name in find_namespace_packages("conf"))]
 
 setup(

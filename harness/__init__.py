@@ -15,6 +15,7 @@ COMMANDS = {  # what `lockstep NAME` runs: modules with a `main`
     "play": "harness.play",
     "runs": "harness.runs",
     "check": "lockstep_check.__main__",
+    "conformance": "lockstep_conformance.__main__",
 }
 
 _HERE = Path(__file__).resolve().parents[1]

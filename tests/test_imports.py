@@ -21,6 +21,7 @@ SHIPPED = (
     "harness",
     "hydra_plugins",
     "lockstep_check",
+    "lockstep_conformance",
     "lockstep_trl",
     "run.py",
 )
@@ -33,6 +34,14 @@ BRIDGE = ("examples/from_torchrl", "tests/examples/torchrl_cases")
 # Where code lives, and what it may never import.
 FORBIDDEN = {
     "lockstep_trl/": ("run", "wandb", *CONFIG_LIBRARIES, *OUTSIDE),
+    "lockstep_conformance/": (
+        "run",
+        "harness",
+        "lockstep_trl",
+        "wandb",
+        *CONFIG_LIBRARIES,
+        *OUTSIDE,
+    ),
     "lockstep_check/": (*LOCKSTEP, *HEAVY, *CONFIG_LIBRARIES, *OUTSIDE),
     "run.py": OUTSIDE,
     "hydra_plugins/": ("run", "wandb", *OUTSIDE),
@@ -79,8 +88,8 @@ def violations(root: Path) -> list[str]:
 
 def source_files(root: Path) -> list[Path]:
     rooms = (
-        *("hydra_plugins", "harness", "collectors", "sync", "lockstep_check", "lockstep_trl"),
-        *("tests", "examples"),
+        *("hydra_plugins", "harness", "collectors", "sync"),
+        *("lockstep_check", "lockstep_conformance", "lockstep_trl", "tests", "examples"),
     )
     return sorted([*root.glob("*.py"), *(f for room in rooms for f in (root / room).rglob("*.py"))])
 

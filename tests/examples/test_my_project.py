@@ -17,7 +17,15 @@ import pytest
 from safetensors import safe_open
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ("collectors", "harness", "hydra_plugins", "lockstep_check", "lockstep_trl", "sync")
+CODE = (
+    "collectors",
+    "harness",
+    "hydra_plugins",
+    "lockstep_check",
+    "lockstep_conformance",
+    "lockstep_trl",
+    "sync",
+)
 SOURCES = (*CODE, "conf")
 FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 FRAMES = 4096

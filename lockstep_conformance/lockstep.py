@@ -61,7 +61,6 @@ class Collector(Collecting):
     def __init__(self, make_scheme: MakeScheme, num_workers: int, width: int):
         super().__init__()
         policy = CartPolePolicy(width)
-        policy.in_keys, policy.out_keys = ("observation",), policy.outputs
         self.model = policy.weights
         self._width = width
         self._collector = MultiAsyncCollector(
@@ -101,8 +100,8 @@ def train(
     torch.manual_seed(0)
     policy = Sampling()
     optimiser = torch.optim.SGD(policy.parameters(), lr=3.0)
-    waits = {"max_lag": max_lag, "batches_ahead": 3} if asynchronous else {}
-    kind = MultiAsyncCollector if asynchronous else MultiSyncCollector
+    waits: dict[str, Any] = {"max_lag": max_lag, "batches_ahead": 3} if asynchronous else {}
+    kind: Any = MultiAsyncCollector if asynchronous else MultiSyncCollector
     sums = []
     with kind(
         partial(gym.make_vec, "CartPole-v1", num_envs=2, vectorization_mode="sync"),

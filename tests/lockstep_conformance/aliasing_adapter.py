@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import suppress
 
-from benchmarks.conformance.processes import with_processes
+from lockstep_conformance.processes import with_processes
 
 LIBRARY = "aliasing"
 

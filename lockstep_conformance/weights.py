@@ -39,7 +39,8 @@ class CartPolePolicy(nn.Module):
     It acts at random. With each action it puts out what its weights said, and in which process.
     """
 
-    outputs = ("action", "low", "high", "pid")
+    in_keys = ("observation",)
+    out_keys = outputs = ("action", "low", "high", "pid")
 
     def __init__(self, width: int):
         super().__init__()

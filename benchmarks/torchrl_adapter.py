@@ -22,10 +22,9 @@ from benchmarks.peers.torchrl_common import (
     sender_recipe,
     use_fastest_tensor_sharing,
 )
-
-from .frames import Collecting, Frame
-from .processes import Seen, with_processes
-from .weights import CartPolePolicy, NumberedModel
+from lockstep_conformance.frames import Collecting, Frame
+from lockstep_conformance.processes import Seen, with_processes
+from lockstep_conformance.weights import CartPolePolicy, NumberedModel
 
 LIBRARY = f"TorchRL {importlib.metadata.version('torchrl')}"
 

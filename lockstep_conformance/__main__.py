@@ -1,6 +1,7 @@
 """Check weight-sync schemes of any library, and print one table.
 
-    python -m conformance my_adapter other_adapter@path/to/python
+    lockstep conformance                                       Lockstep's own
+    lockstep conformance my_adapter other_adapter@path/to/python
 
 Each scheme runs in a process group of its own. If it hangs or fails in one check, that is what the
 table says, and the remaining checks run in a new one.
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from .checks import CHECKS, COLUMNS, DELIVERED_S, NOTICED_S, Finding
 START_S = 150.0  # imports and the start of the workers, on a busy machine
 PATIENCE_S = NOTICED_S + 2 * DELIVERED_S + 10.0  # for one check, beside a storm
 CLOSE_S = 5.0
+PACKAGE = __package__ or "lockstep_conformance"
+OUR_ADAPTER = f"{PACKAGE}.lockstep"
 Row = dict[str, Any]
 
 
@@ -34,8 +37,7 @@ class Scheme:
     """One scheme of an adapter, checked by the interpreter of its library."""
 
     def __init__(self, adapter: str, python: str, scheme: str | None, options: list[str]):
-        package = __package__ or "conformance"
-        self._command = [python, "-m", f"{package}.checks", adapter, *options]
+        self._command = [python, "-m", f"{PACKAGE}.checks", adapter, *options]
         self._command += [] if scheme is None else ["--scheme", scheme]
 
     def messages(
@@ -137,12 +139,15 @@ def table(rows: list[Row]) -> str:
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def main() -> int:
-    """Check every scheme of every adapter that was named."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check every scheme of every adapter that is named; the exit status."""
     parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0] if __doc__ else "",
+        prog="lockstep conformance", description=__doc__.split("\n")[0] if __doc__ else ""
     )
-    parser.add_argument("adapters", nargs="+", metavar="MODULE[@PYTHON]")
+    adapters = "adapters of libraries; by default Lockstep's"
+    parser.add_argument(
+        "adapters", nargs="*", default=[OUR_ADAPTER], metavar="MODULE[@PYTHON]", help=adapters
+    )
     parser.add_argument("--schemes", nargs="+", help="only these")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4.0, help="of publishing without pause")
@@ -150,7 +155,7 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds for a check")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if something fails")
     parser.add_argument("--output", type=Path, help="write conformance.json and .md there")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     options = ["--workers", str(args.workers), "--seconds", str(args.seconds)]
     options += ["--width", str(args.width)]
     rows: list[Row] = []

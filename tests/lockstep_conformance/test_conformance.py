@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from benchmarks.conformance import __main__ as command
-from benchmarks.conformance.checks import Trial, check_lag_zero
-from benchmarks.conformance.lockstep import train
-from benchmarks.conformance.protocol import Tally
+from lockstep_conformance import __main__ as command
+from lockstep_conformance.checks import Trial, check_lag_zero
+from lockstep_conformance.lockstep import train
+from lockstep_conformance.protocol import Tally
 from sync import SharedMemWeightSyncScheme
 
 SMALL = ["--seconds", "0.5", "--width", "16"]
@@ -23,10 +23,9 @@ def verdicts(found):
     "scheme",
     ["shared_mem", pytest.param("shared_mem, asynchronous collector", marks=pytest.mark.slow)],
 )
-def test_lockstep_passes_every_check(scheme, tmp_path, monkeypatch, capsys):
+def test_lockstep_passes_every_check(scheme, tmp_path, capsys):
     options = [*SMALL, "--schemes", scheme, "--strict", "--output", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", ["conformance", "benchmarks.conformance.lockstep", *options])
-    assert command.main() == 0
+    assert command.main(options) == 0
     (row,) = json.loads((tmp_path / "conformance.json").read_text())
     found = verdicts(row["found"])
     assert found.pop("lag zero") == ("pass" if "collector" in scheme else "not offered")
@@ -36,10 +35,9 @@ def test_lockstep_passes_every_check(scheme, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_library_whose_workers_read_the_trainers_memory_fails(monkeypatch, capsys):
+def test_a_library_whose_workers_read_the_trainers_memory_fails(capsys):
     options = [*SMALL, "--strict", "--patience", "15"]
-    monkeypatch.setattr("sys.argv", ["conformance", "tests.benchmarks.aliasing_adapter", *options])
-    assert command.main() == 1
+    assert command.main(["tests.lockstep_conformance.aliasing_adapter", *options]) == 1
     _, _, row = capsys.readouterr().out.splitlines()
     cells = [cell.strip() for cell in row.split("|")]
     assert cells[3] == "FAIL: 2 of 2 workers see unpublished changes"
