@@ -98,6 +98,8 @@ def try_environment(config: Config) -> None:
                     try_out(env.unwrapped, config.env.id, seed=config.seed)
         except ConfigError as error:
             errors.append(error)
+        except KeyboardInterrupt:  # of the environment: signals reach the main thread alone
+            errors.append(ConfigError(f"env.id={config.env.id} raises KeyboardInterrupt"))
 
     thread = threading.Thread(target=trial, name="trial of the environment", daemon=True)
     thread.start()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from lockstep_check.rules.rule import Event, Limit, Rule, Sample, Story
 
+KEPT_UPDATES = 100_000
+
 
 class Conservation(Rule):
     """Follows each sample, and compares the program's own counts with the events."""
@@ -22,6 +24,8 @@ class Conservation(Rule):
     def __init__(self, limit: Limit):
         super().__init__(limit)
         self._in_flight = 0
+        self._delivered = {0: 0}  # by update, as counted
+        self._before: int | None = 0  # what counts have beyond the takes of this trace, if known
 
     def on_act(self, event: Event, story: Story) -> str | None:
         return story.trouble or None
@@ -52,9 +56,20 @@ class Conservation(Rule):
                 f"{collected} {story.unit} were collected, and {delivered} delivered + {dropped} "
                 f"dropped + {in_flight} in flight are {delivered + dropped + in_flight}"
             )
-        if delivered != story.delivered:
-            return f"{delivered} {story.unit} count as delivered, and {story.delivered} were taken"
+        if self._before is None:
+            self._before = delivered - story.delivered
+        taken = story.delivered + self._before
+        if delivered != taken:
+            return f"{delivered} {story.unit} count as delivered, and {taken} were taken"
+        self._delivered[story.update] = delivered
+        if len(self._delivered) > KEPT_UPDATES:
+            del self._delivered[next(iter(self._delivered))]
         return None
+
+    def on_resume(self, event: Event, story: Story) -> None:
+        """The counts are again those of the checkpoint, which may be older than the trace."""
+        counted = self._delivered.get(event["update"])
+        self._before = None if counted is None else counted - story.delivered
 
     def on_closed(self, sample: Sample, story: Story) -> str | None:
         if sample.update is not None and sample.dropped >= sample.made > 0:

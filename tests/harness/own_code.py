@@ -28,6 +28,8 @@ class Own(gym.Env[Any, Any]):
             return self._observation()
         if self.mistake == "exit":
             sys.exit(3)
+        if self.mistake == "interrupt":
+            raise KeyboardInterrupt
         if self.mistake == "hang":
             threading.Event().wait()
         if self.mistake == "reset":

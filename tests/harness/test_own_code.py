@@ -34,6 +34,7 @@ def registered_for_a_test(monkeypatch):
         ("no info", "reset(seed=...) returned a ndarray; expected 2: (observation, info)"),
         ("reset", "reset(seed=...) raised KeyError: 'goal'"),
         ("exit", "reset(seed=...) raised SystemExit: 3"),
+        ("interrupt", "env.id=tests.harness.own_code:Own-v0 raises KeyboardInterrupt"),
         ("reward", "returned the reward array([0., 0.]); expected a number"),
     ],
 )

@@ -157,6 +157,35 @@ def test_what_a_resume_loses_in_silence_is_named(dropped: int, words: str, tmp_p
     assert not run(tmp_path, resume(events, 16)).broken
 
 
+def counted_after(resumed: list[Event], delivered: int) -> list[Event]:
+    """The events of two updates after a resume, with the program's own counts after each."""
+    events: list[Event] = []
+    for event in resumed:
+        events.append(event)
+        if event["event"] == "applied" and event["worker"] == 1:
+            delivered += 32
+            counts = {"collected": delivered, "delivered": delivered}
+            events.append({"event": "counts", **counts, "dropped": 0, "in_flight": 0})
+    return events
+
+
+@pytest.mark.parametrize("update", [0, 4, 6])
+def test_counts_go_on_from_the_update_that_a_run_is_resumed_after(
+    update: int, tmp_path: Path
+) -> None:
+    """Its checkpoint may be older than the end of the trace."""
+    again = sound(2, first_update=update, first_sample=100)
+    again = [event for event in again if event["event"] != "counts"]
+    resumed: Event = {"event": "resume", "update": update}
+    trace = [*sound(), resumed, *counted_after(again, 32 * update)]
+    assert not run(tmp_path, trace).broken
+    wrong = [*sound(), resumed, *counted_after(again, 32 * update + 8)]
+    (broken,) = run(tmp_path, wrong).broken
+    assert broken.rule.name == CONSERVED
+    count = 32 * update + 32
+    assert broken.first == f"{count + 8} tokens count as delivered, and {count} were taken"
+
+
 def test_the_limit_holds_after_a_resume_too(tmp_path: Path) -> None:
     events = resume(sound(), 0)
     for event in events:
