@@ -211,6 +211,12 @@ class VirtualPool(InProcessPool):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`; without a schedule in it, virtual time begins now."""
+        if "schedule" not in state:
+            assert isinstance(self.schedule, Simulator)  # a recording has no later beginning
+            self.schedule.count_from(self.publisher.base)
+            self.versions.count_from(self.publisher.base)
+            return
         self.schedule.load_state_dict(state["schedule"])
         self.versions.load_state_dict(state["versions"])
         self.delivered = int(state["delivered"])

@@ -69,6 +69,7 @@ class Environments(ABC):
         self.halted = np.zeros(num_envs, bool)
         self.infos: Infos | None = None
         self.history: EpisodeReplay | None = None  # if the current episodes can be replayed
+        self.next_seeds: list[int | None] = [None] * num_envs  # for the streams of the next episodes
 
     @abstractmethod
     def attribute(self, name: str) -> Any:
@@ -131,9 +132,17 @@ class Environments(ABC):
     def _restart(self, frames: FrameBlock, t: int, which: Array) -> None:
         frames.keep_finals(t, which)
         if self.history is not None:
+            self._change_streams(self.history, which)
             self.history.reset(which, None)
         self._put(frames.observation_arrays, t + 1, self._reset(None, which))
         frames.is_init[t + 1] |= which
+
+    def _change_streams(self, history: EpisodeReplay, which: Array) -> None:
+        """Give members that start an episode the random streams of `next_seeds`."""
+        for i in np.flatnonzero(which):
+            if (seed := self.next_seeds[i]) is not None:
+                history.members[i].unwrapped.np_random = np.random.default_rng(seed)
+                self.next_seeds[i] = None
 
     def reset(self, seeds: Sequence[int] | None = None, which: Array | None = None) -> None:
         """Start new episodes, in all environments or in those that `which` masks."""
@@ -142,6 +151,7 @@ class Environments(ABC):
         elif not self.can_reset_some and not which.all():
             raise ValueError(f"{self} can only be reset as a whole: it has no reset_mask")
         if self.history is not None:
+            self._change_streams(self.history, which)
             self.history.reset(which, seeds)
         observations = [np.empty_like(current[None]) for current in self.current]
         self._put(observations, 0, self._reset(seeds, which))
@@ -187,14 +197,21 @@ class Environments(ABC):
             "current": [torch.from_numpy(array.copy()) for array in self.current],
             **{name: torch.from_numpy(getattr(self, name).copy()) for name in _SAVED},
             "members": [] if self.history is None else self.history.state_dict(),
+            "next_seeds": list(self.next_seeds),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Restored:
         """Replay the saved episodes; if a replay differs, start new ones.
 
-        An environment that has saved itself goes on without a replay.
+        An environment that has saved itself goes on without a replay. In a branch, the episodes
+        that follow have seeds of their own; where they cannot be set later, new ones start now.
         """
         own = self._self_saving()
+        seeds = state.get("next_seeds", self.next_seeds)  # states of earlier versions lack them
+        if self.history is None and None not in seeds:
+            self.reset(seeds)
+            return Restored(False, [])
+        self.next_seeds = list(seeds)
         if own is not None and state.get("own") is not None:
             own.load_state_dict(restored(None, state["own"]))
             self._go_on(state)

@@ -89,6 +89,7 @@ class Simulator:
         self.failures = checked(failures, num_workers)
         self.batches_ahead, self.max_lag = batches_ahead, max_lag
         self.blocking, self.apply_at = blocking, apply_at
+        self._first = 0  # the number that the first version was given
         self._start()
 
     def _start(self) -> None:
@@ -110,8 +111,8 @@ class Simulator:
         self._transfers = Transfers(self.network, self.link, n, clock, pool.arrive)
         self._turns = Turns(pool, self.batches_ahead, self.max_lag)
         self._learner = LearnerTimes(self.costs, self.seed)
-        self._names = [0]  # by number, the versions as they were given
-        self._calls = Calls()
+        self._names = [self._first]  # by number, the versions as they were given
+        self._calls = Calls(self._first)
         self._owes_update = self._owes_log = False
         self._silent: set[int] = set()  # workers that `publish` waits for
         self.waited_s = 0.0
@@ -211,6 +212,12 @@ class Simulator:
         if self.watch is not None:
             self.watch(Span(-1, name, began_ns, self._clock.now, version))
 
+    def count_from(self, first: int) -> None:
+        """Count the versions published so far from `first`: they go on another run's."""
+        self._first = first
+        self._names = [first + name for name in self._names]
+        self._calls.count_from(first)
+
     # -- what else there is to know
 
     def oldest_needed(self) -> int:
@@ -223,12 +230,14 @@ class Simulator:
 
     def state_dict(self) -> dict[str, Any]:
         """The calls so far, which lead to the same state."""
-        return {**self._calls.state_dict(), "time_ns": self._clock.now}
+        return {**self._calls.state_dict(), "time_ns": self._clock.now, "first": self._first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Simulate the calls again. `ValueError` if the resulting time differs."""
+        self._first = int(state.get("first", 0))  # states of earlier versions lack it
         self._start()
-        for takes, skipped, version, deliveries in expanded(state["rounds"], self.num_workers):
+        rounds = expanded(state["rounds"], self.num_workers, self._first)
+        for takes, skipped, version, deliveries in rounds:
             self._take(takes, skipped)
             self.publish(version, deliveries)
             if self._clock.now > state["time_ns"]:
@@ -253,12 +262,16 @@ class Calls:
     [how many versions older than the one published, bytes, workers], with None for all workers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
         # How often, takes, version - the last, deliveries, skipped
         self._rounds: list[list[Any]] = []
         self._takes = 0
         self._skipped: list[int] = []
-        self._version = 0
+        self._version = first
+
+    def count_from(self, first: int) -> None:
+        """Count versions from `first`, those so far as well: rounds hold their distances."""
+        self._version += first
 
     def add_take(self) -> None:
         """A batch is taken."""
@@ -288,13 +301,15 @@ class Calls:
         return {"rounds": rounds, "takes": self._takes, "skipped": list(self._skipped)}
 
 
-def expanded(rounds: list[list[Any]], num_workers: int) -> Iterator[tuple[Any, ...]]:
+def expanded(
+    rounds: list[list[Any]], num_workers: int, first: int = 0
+) -> Iterator[tuple[Any, ...]]:
     """Yield (takes, skipped, version, deliveries) of every round."""
     if any(len(one) != 5 or not isinstance(one[3], list) for one in rounds):
         raise ValueError(
             "the simulated schedule was saved by an earlier version, and cannot go on; start anew"
         )
-    version = 0
+    version = first
     for count, takes, step, sent, skipped in rounds:
         for _ in range(count):
             version += step

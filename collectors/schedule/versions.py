@@ -77,6 +77,13 @@ class Versions:
         for version in [one for one in self.blocks if one < below and one not in needed]:
             del self.blocks[version]
 
+    def count_from(self, first: int) -> None:
+        """Count the versions published so far from `first`: they go on another run's."""
+        blocks = {first + version: block for version, block in self.blocks.items()}
+        self.blocks.clear()
+        self.blocks.update(blocks)
+        self._loaded = -1
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {str(version): block.buffer.clone() for version, block in self.blocks.items()}
 

@@ -69,6 +69,9 @@ class Callback:
     def on_publish(self, run: Run, version: int) -> None:
         """A version was published."""
 
+    def on_batch_end(self, run: Run) -> None:
+        """The batch was learned from, published and logged; the run's state is whole."""
+
     def on_log(self, run: Run, metrics: dict[str, float]) -> None:
         """A record is about to be logged; metrics may be added or changed."""
 

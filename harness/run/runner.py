@@ -141,6 +141,7 @@ class Runner:
                     self.publish()
                 self.log(batch)
                 self.attend()
+                self.call("on_batch_end")
             if self.config.evaluation.at_end and self._evaluated_at < self.frames:
                 if self.config.checkpoint.at_end:
                     self.save()  # what was trained outlives an error in the evaluation
@@ -446,8 +447,8 @@ class Runner:
         self._evaluated_after = int(state.get("evaluated_after", self.updates))
         self._saved = self._stand()
         self._last_evaluation = _floats(state["last_evaluation"])
-        # What was on its way then is gone on with only where it is simulated.
-        if not self.config.collector.simulates:
+        # What was on its way then is gone on with only where a schedule has it.
+        if "schedule" not in state["collector"]:
             self._counted_before = counts = _floats(state["counts"])
             counts["collector/dropped"] += counts.pop("collector/in_flight", 0.0)
         if "clock" in state:  # checkpoints of earlier versions lack it
