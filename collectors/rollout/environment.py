@@ -69,7 +69,7 @@ class Environments(ABC):
         self.halted = np.zeros(num_envs, bool)
         self.infos: Infos | None = None
         self.history: EpisodeReplay | None = None  # if the current episodes can be replayed
-        self.next_seeds: list[int | None] = [None] * num_envs  # for the streams of the next episodes
+        self.next_seeds: list[int | None] = [None] * num_envs  # for streams of the next episodes
 
     @abstractmethod
     def attribute(self, name: str) -> Any:
