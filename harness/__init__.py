@@ -11,6 +11,7 @@ from pathlib import Path
 COMMANDS = {  # what `lockstep NAME` runs: modules with a `main`
     "report": "harness.report",
     "reproduce": "harness.reproduce",
+    "branch": "harness.branch.command",
     "calibrate": "harness.calibrate",
     "play": "harness.play",
     "runs": "harness.runs",

@@ -12,7 +12,7 @@ import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from harness.numbers import readable
 from harness.options.base import defaults
 from harness.options.run import Config
 from harness.options.simulated import SCHEDULE, SimulatedConfig
+from harness.run.branch_start import branch_of
 from harness.run.checkpoints import CheckpointError
 from harness.run.provenance import hardware, manifest, packages
 from harness.run_comparison import (
@@ -115,14 +116,19 @@ def stored_plan(
     import_env: bool = False,
     plugins: Sequence[str] = (),
     changes: Sequence[str] = (),
+    unfinished: bool = False,
 ) -> RunPlan:
     """The plan that repeats a run: its config as stored, but that nothing is sent anywhere.
 
-    changes: options to change, as `algo.objective=decoupled`.
+    changes: options to change, as `algo.objective=decoupled`. unfinished: whether a run that ended
+    early may be repeated that has no recording.
     """
     options = trusted_options(original, import_env=import_env, plugins=plugins)
-    state, recorded = read_json(original / "status.json").get("state"), is_recorded(original)
-    if state != "done" and not (recorded and state in ("failed", "interrupted", "pruned")):
+    branch = branch_of(original)
+    recorded = is_recorded(original) and branch is None  # a replay begins where a run began
+    state = read_json(original / "status.json").get("state")
+    early = (recorded or unfinished) and state in ("failed", "interrupted", "pruned")
+    if state != "done" and not early:
         raise ValueError(
             f"{original} is {one_line(state)}: only a run that is done can be compared, or one "
             f"that recorded a {SCHEDULE}"
@@ -140,7 +146,8 @@ def stored_plan(
     if out is None:
         now = datetime.now()
         out = Path("outputs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-reproduce"
-    return RunPlan(config=to_config(options), options=options, directory=out, overrides=[])
+    config = to_config(options)
+    return RunPlan(config=config, options=options, directory=out, overrides=[], branch=branch)
 
 
 def is_recorded(original: Path) -> bool:
@@ -210,7 +217,7 @@ def reproduce(original: Path, plan: RunPlan, repeats: int | None) -> Verdict:
     for number in range(count):
         place = plan.directory if count == 1 else plan.directory / f"{number + 1}"
         scores.append(_run(plan, place))
-        difference, compared = _compare(original, place)
+        difference, compared = compare(original, place)
         if difference is None:
             return Verdict("identical", f"{compared}, in {place}", SAME)
         print(f"first difference: {one_line(difference)}")
@@ -228,7 +235,7 @@ def replay(original: Path, plan: RunPlan) -> Verdict:
     state, failure = _ending(original)
     outcome = _execute(plan, place)
     whole = state == "done"
-    difference, compared = _compare(original, place, replayed=True, whole=whole)
+    difference, compared = compare(original, place, replayed=True, whole=whole)
     if difference is not None:
         print(f"first difference: {one_line(difference)}")
         return _broken(original, "a replay promises the same bits")
@@ -278,7 +285,7 @@ def compare_changed(original: Path, plan: RunPlan, changes: Sequence[str]) -> Ve
 def _execute(plan: RunPlan, place: Path) -> Any:
     from harness.run.execution import execute
 
-    outcome = execute(RunPlan(plan.config, plan.options, place, plan.overrides))
+    outcome = execute(replace(plan, directory=place))
     if outcome.exit_status > 128:
         raise KeyboardInterrupt
     return outcome
@@ -300,7 +307,7 @@ def _run(plan: RunPlan, place: Path) -> float:
     return float(outcome.objective)
 
 
-def _compare(
+def compare(
     original: Path, place: Path, *, replayed: bool = False, whole: bool = True
 ) -> tuple[Difference | None, str]:
     """The first difference, and what was compared; records first, since they say when it was.

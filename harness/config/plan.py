@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -35,6 +35,10 @@ from harness.registry import (
 )
 from harness.run.directory import RunDir
 
+if TYPE_CHECKING:
+    from harness.run.branch_start import Branch
+    from harness.run.callbacks import Callback
+
 
 @dataclass
 class RunPlan:
@@ -50,6 +54,8 @@ class RunPlan:
     stop_after_failures: int | None = None  # of the sweep's jobs
     sweep: str | None = None
     trial: Trial | None = None  # of a search
+    branch: Branch | None = None  # the state of another run from which this one goes on
+    watchers: Sequence[Callback] = ()  # called like the callbacks of the config
 
     @property
     def yaml(self) -> str:

@@ -30,6 +30,7 @@ from harness.logging.display import Display
 from harness.measures.sync_meter import SyncMeter
 from harness.options.collectors import JoiningCollectorConfig
 from harness.options.run import Config
+from harness.run.branch_start import copy_start
 from harness.run.build import (
     describe_sync,
     make_callbacks,
@@ -115,6 +116,8 @@ def _execute(plan: RunPlan) -> Outcome:
         else:
             plan = replace(plan, resume=True)
             print(f"{plan.directory} goes on from frame {state[0]:,}", flush=True)
+    if state is None and plan.branch is not None:
+        state = branch_state(plan, learner)
     if state and state[0] >= plan.config.total_frames and is_complete(plan):
         return finished(plan)
     display = Display(plan.config.total_frames, print_every_s=plan.config.print_every_s)
@@ -156,6 +159,18 @@ def saved_state(plan: RunPlan, learner: Learner) -> tuple[int, dict[str, Any]]:
     return frames, state
 
 
+def branch_state(plan: RunPlan, learner: Learner) -> tuple[int, dict[str, Any]]:
+    """The frame and the state that a branch begins with, tried on the learner."""
+    assert plan.branch is not None
+    try:
+        frames, state = plan.branch.load(plan.config)
+        with fits_this_run():
+            learner.load_state_dict(state["learner"])
+    except (CheckpointError, ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    return frames, state
+
+
 @contextmanager
 def fits_this_run() -> Iterator[None]:
     """Whatever loading a state raises, as a `CheckpointError` of one line."""
@@ -175,11 +190,27 @@ def open_directory(plan: RunPlan) -> RunDir:
             return RunDir.reopen(plan.directory, config=plan.yaml)
         origin = manifest(seed=plan.config.seed, overrides=plan.overrides)
         origin |= {"sweep": plan.sweep, "wandb_id": secrets.token_hex(4)}
-        return RunDir.open(
+        if plan.branch is not None:
+            origin["branch"] = plan.branch.origin
+        run_dir = RunDir.open(
             plan.directory, config=plan.yaml, manifest=origin, replace_done=plan.replace_done
         )
+        if plan.branch is not None:
+            with failing(run_dir):
+                copy_start(plan.branch.start, run_dir.path)
+        return run_dir
     except OSError as error:
         raise ConfigError(f"{plan.directory} cannot be written: {error}") from error
+
+
+@contextmanager
+def failing(run_dir: RunDir) -> Iterator[None]:
+    """Mark the run as failed if its directory cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        run_dir.set_state("failed", error)
+        raise
 
 
 @dataclass(eq=False)
@@ -250,7 +281,7 @@ class Execution:
                 loggers=self.loggers,
                 display=self.display,
                 interruption=self.interruption,
-                callbacks=make_callbacks(config.callbacks),
+                callbacks=[*make_callbacks(config.callbacks), *self.plan.watchers],
                 directory=self.run_dir.path,
             )
             if self.state is not None:

@@ -1,0 +1,100 @@
+"""Runs in processes of their own, several at a time.
+
+A process prints into a file. Ctrl-C ends each run with a checkpoint, and no further one starts.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from harness.config.plan import RunPlan
+
+GRACE_S = 20.0  # for a run to write its checkpoint after SIGTERM
+FAILED = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, and the file for what it prints."""
+
+    plan: RunPlan
+    output: Path
+
+
+def run_jobs(jobs: Sequence[Job], parallel: int) -> Iterator[tuple[Job, int]]:
+    """Do the runs; each one when it has ended, with its exit status, negative for a signal."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["harness.run.execution", __name__])
+    waiting = list(jobs)
+    running: list[tuple[Job, BaseProcess]] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                job = waiting.pop(0)
+                job.output.parent.mkdir(parents=True, exist_ok=True)
+                process: BaseProcess = context.Process(target=run_job, args=(job, os.getpid()))
+                process.start()
+                running.append((job, process))
+            wait([process.sentinel for _, process in running])
+            for job, process in [one for one in running if not one[1].is_alive()]:
+                process.join()
+                running.remove((job, process))
+                yield job, FAILED if process.exitcode is None else process.exitcode
+    finally:
+        _end([process for _, process in running])
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    """Have runs write their checkpoints; a second Ctrl-C leaves them no time for it."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + GRACE_S
+    for process in processes:
+        with suppress(KeyboardInterrupt):
+            process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            deadline = time.monotonic()
+            process.kill()
+            process.join()
+
+
+def run_job(job: Job, caller: int) -> None:
+    """Do one run, in its process."""
+    from harness.errors import ConfigError
+    from harness.run.execution import execute
+
+    os.setsid()  # Ctrl-C in the terminal reaches the command alone, which passes it on once
+    descriptor = os.open(job.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(descriptor, stream.fileno())
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.close(descriptor)
+    threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
+    try:
+        status = execute(job.plan).exit_status
+    except ConfigError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        status = FAILED
+    sys.exit(status)
+
+
+def _end_with(caller: int) -> None:
+    """Send SIGTERM to this process once the command has ended, even if it was killed."""
+    import select
+    import signal
+
+    with suppress(ProcessLookupError):  # it has ended already
+        select.select([os.pidfd_open(caller)], [], [])
+    while True:  # repeated, as the first may arrive before the run handles signals
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_S)
