@@ -255,8 +255,8 @@ def check_again(study: Study) -> None:
     )
     if difference is not None:
         print(
-            f"warning: the repetition differs from the parent, first at {one_line(difference)}; the "
-            "branches go on from the repetition"
+            "warning: the branches go on from a repetition that differs from the parent, first at "
+            f"{one_line(difference)}"
         )
 
 
