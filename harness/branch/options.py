@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.calibrate import calibrate
 from harness.config.compose import parsed
 from harness.config.plan import to_config
 from harness.config.stored import changed, option
 from harness.errors import ConfigError, show
-from harness.options.base import in_types
+from harness.options.base import defaults, in_types
 from harness.options.run import Config
+from harness.options.simulated import SimulatedConfig
 
 # Groups whose options may change at a moment, and those of their options that may not.
 GROUPS = ("algo", "sync", "collector")
@@ -89,13 +91,16 @@ def with_seed(options: Mapping[str, Any], seed: int) -> tuple[Config, dict[str, 
 
 def calibrated(parent: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a simulated collector with the costs of a `multi_async` run."""
-    from harness.calibrate import calibrate
-    from harness.options.base import defaults
-    from harness.options.simulated import SimulatedConfig
-
-    names = defaults(SimulatedConfig)
-    collector = {key: value for key, value in stored["collector"].items() if key in names}
+    usual = defaults(SimulatedConfig)
+    collector = {name: stored["collector"].get(name, value) for name, value in usual.items()}
     options: dict[str, Any] = {"collector": {**collector, "name": "simulated"}}
-    for name, value in parsed(calibrate(parent).overrides()[1:]):
+    try:
+        costs = calibrate(parent).overrides()
+    except (ValueError, OSError) as error:
+        raise ConfigError(
+            f"the costs of {parent} cannot be measured for simulated workers: {error}; "
+            "--real-workers needs none"
+        ) from error
+    for name, value in parsed(costs[1:]):
         options = changed(options, name, value, f"{name}={value}")
     return dict(options["collector"])
