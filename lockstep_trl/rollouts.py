@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from collectors.schedule.recording import Header, RecordedSchedule, ScheduleFile
-from harness.files import MOST_BYTES_YAML, parse_yaml, read_text
+from harness.files import MOST_BYTES_YAML, flatten, parse_yaml, read_text
+from harness.options.simulated import SCHEDULE
+from harness.run.checkpoints import Checkpoints
 from lockstep_trl import on_cpu
 from lockstep_trl.run import RunRecord
 from lockstep_trl.sampler import Reward, Sampler, Writing
@@ -20,7 +21,8 @@ from lockstep_trl.transfer import Transfer
 from lockstep_trl.worker import Worker
 from sync import Lag, Tear
 
-SCHEDULE, STATE = "schedule.jsonl", "lockstep"  # files of a run, and of a checkpoint
+STATE = "lockstep"  # a folder in a checkpoint of TRL
+PLAIN = {"top_p": (1.0,), "top_k": (0, None), "min_p": (None,), "repetition_penalty": (1.0,)}
 _NAMES = {
     "model": "the first weights",
     "num_steps": "max_completion_length",
@@ -32,9 +34,8 @@ _NAMES = {
 def _recorded_look_ahead(config: Path, otherwise: bool) -> bool:
     """What a recorded run had, if its config says it."""
     recorded = parse_yaml(read_text(config, MOST_BYTES_YAML)) if config.is_file() else {}
-    collector = recorded.get("collector") if isinstance(recorded, dict) else None
-    found = collector.get("look_ahead") if isinstance(collector, dict) else None
-    return found if isinstance(found, bool) else otherwise
+    look_ahead = dict(flatten(recorded, lists=False)).get("collector.look_ahead")
+    return look_ahead if isinstance(look_ahead, bool) else otherwise
 
 
 class LockstepRollouts:
@@ -89,56 +90,57 @@ class LockstepRollouts:
     ):
         check_trl()
         on_cpu.install()
-        self.lag = Lag.of(lag)
-        if replay is not None and (free or self.lag is not None):
-            raise ValueError(
-                "replay: the recorded run has its own versions; leave lag and free out"
-            )
-        exact = not free and replay is None
-        look_ahead = not exact if look_ahead is None else look_ahead
-        self._replay = None
+        self.lag, self._replay = Lag.of(lag), None
+        look_ahead = (free or replay is not None) if look_ahead is None else look_ahead
+        name = "free" if free else "exact"
         if replay is not None:
-            path = Path(replay)
+            if free or self.lag is not None:
+                raise ValueError(
+                    "replay: the recorded run has its own versions; leave lag and free out"
+                )
+            path, name = Path(replay), "replay"
             self._replay = RecordedSchedule(path / SCHEDULE if path.is_dir() else path)
             look_ahead = _recorded_look_ahead(
                 self._replay.path.with_name("config.yaml"), look_ahead
             )
+        self._exact, self._size = name == "exact", size
         self.transfer = Transfer(self.lag, tear, wire, keep_all=replay is not None)
-        loaded = AutoModelForCausalLM.from_pretrained(model)
-        sampler = Sampler(loaded, AutoTokenizer.from_pretrained(model), prompts, rewards)
+        self._sampler = Sampler(
+            AutoModelForCausalLM.from_pretrained(model),
+            AutoTokenizer.from_pretrained(model),
+            prompts,
+            rewards,
+        )
         self.worker: Any = Worker(
             self.transfer,
-            sampler,
+            self._sampler,
             size=size,
             free=free,
             replay=self._replay,
             queue_batches=queue_batches,
             apply_at=apply_at,
         )
-        self._size = size
-        mechanism: dict[str, Any] = {
-            "sync": {"lag": lag if isinstance(lag, int) else str(lag), "wire": wire},
+        config = {
+            "algo": {"name": "grpo"},
+            "env": {"id": "trl"},
+            "model": {"name": Path(model).name.strip(".")},
+            "sync": {"lag": lag if isinstance(lag, int) else str(lag), "wire": wire}
+            | ({} if tear is None else {"tear": str(tear)}),
             "collector": {
-                "name": "exact" if exact else "free" if free else "replay",
+                "name": name,
                 "replay": None if replay is None else str(replay),
                 "look_ahead": look_ahead,
             },
         }
-        if tear is not None:
-            mechanism["sync"]["tear"] = str(tear)
-        name = Path(model).name.strip(".")
-        base = {"algo": {"name": "grpo"}, "env": {"id": "trl"}, "model": {"name": name}}
         self.record = RunRecord(
             run_dir,
-            {**base, **mechanism, **(options or {})},
-            sampler=sampler,
+            config | (options or {}),
+            sampler=self._sampler,
             eval_prompts=eval_prompts,
             eval_every=eval_every,
             trace=trace,
             look_ahead=look_ahead,
         )
-        self._sampler = sampler
-        self._exact, self._resumable = exact, exact and not look_ahead
 
     def attach(self, trainer: Any) -> None:
         """Join the trainer that got `worker` and `transfer`; before `trainer.train()`."""
@@ -151,10 +153,7 @@ class LockstepRollouts:
                 "weight_transfer=rollouts.transfer"
             )
         args = trainer.args
-        for name, values in (
-            *(("top_p", (1.0,)), ("top_k", (0, None)), ("min_p", (None,))),
-            ("repetition_penalty", (1.0,)),
-        ):
+        for name, values in PLAIN.items():
             if getattr(args, name) not in values:
                 raise ValueError(
                     f"{name}={getattr(args, name)}: this worker has {name}={values[0]}"
@@ -163,14 +162,15 @@ class LockstepRollouts:
         self._check_batches(args)
         self._trainer = trainer
         self._sampler.model.to(args.device, trainer.model.dtype)
-        worker, transfer, record = self.worker, self.transfer, self.record
-        worker.writing = Writing(
+        self.worker.writing = Writing(
             args.num_generations, args.max_completion_length, args.temperature, args.seed
         )
-        worker.record, worker.ready, transfer.begin = record, self._ready, self._begin
-        transfer.keeps_recent = self._resumable and args.save_strategy != "no"
-        record.saving = self._save
-        record.attach(trainer)
+        self.worker.record, self.worker.ready = self.record, self._ready
+        self.transfer.begin = self._begin
+        if self._exact and not self.record.look_ahead and args.save_strategy != "no":
+            self.transfer.recent = deque(maxlen=1 + self.transfer.scheme.history)
+            self.record.saving = self._save
+        self.record.attach(trainer)
 
     def _check_batches(self, args: Any) -> None:
         if args.token_budget is None:
@@ -213,12 +213,7 @@ class LockstepRollouts:
         if self._trainer.state.global_step:
             self._restore()
         self.record.open()
-        if self.record.writes_trace:
-            self.transfer.trace = self._trace_publish
-
-    def _trace_publish(self, event: str, **what: Any) -> None:
-        step = self._trainer.state.global_step
-        self.record.trace(event, update=step, step=step, **what)
+        self.transfer.record = self.record
 
     def _ready(self) -> None:
         """The first version is published: say what the schedule is of, or check it."""
@@ -226,11 +221,11 @@ class LockstepRollouts:
         rows = self._size * writing.answers
         header = Header(1, writing.most_tokens, rows, writing.seed, model=model)
         if self._replay is not None:
-            for name in ("model", "num_steps", "num_envs", "seed"):
+            for name, label in _NAMES.items():
                 ours, theirs = getattr(header, name), getattr(self._replay.header, name)
                 if ours != theirs:
                     raise ValueError(
-                        f"{self._replay.path}: the recorded run had {_NAMES[name]} {theirs}, and "
+                        f"{self._replay.path}: the recorded run had {label} {theirs}, and "
                         f"this one has {ours}: only the same model and arguments can be replayed"
                     )
         elif self.record.run_dir is not None and not self._trainer.state.global_step:
@@ -238,36 +233,30 @@ class LockstepRollouts:
 
     def _save(self, folder: Path) -> None:
         """Add to a checkpoint what the schedule needs to go on."""
-        left = self.record.in_flight + self.worker.qsize()
-        state = {"next": self.worker.next, "in_flight": left, **self.record.state()}
-        (folder / f"{STATE}.json").write_text(json.dumps(state))
-        weights = {
-            f"{version}/{name}": tensor
-            for version, tensors in self.transfer.recent
-            for name, tensor in tensors.items()
+        state = {
+            "next": self.worker.next,
+            "in_flight": self.record.in_flight + self.worker.qsize(),
+            "newest": self.transfer.newest,
+            "recent": list(self.transfer.recent),
+            "record": self.record.state_dict(),
         }
-        save_file(weights, folder / f"{STATE}.safetensors")
+        Checkpoints(folder / STATE).save(self._trainer.state.global_step, state)
 
     def _restore(self) -> None:
         """Go on with the schedule where a checkpoint was saved, or refuse."""
         args, step = self._trainer.args, self._trainer.state.global_step
-        folder = Path(args.output_dir) / f"checkpoint-{step}"
-        if not self._resumable:
+        if self.record.saving is None:
             raise ValueError("resume_from_checkpoint: only a run with an exact lag can go on")
-        if not (folder / f"{STATE}.json").exists():
-            raise ValueError(f"resume_from_checkpoint: {folder} has no {STATE}.json")
-        state = json.loads((folder / f"{STATE}.json").read_text())
+        _, state = Checkpoints(Path(args.output_dir) / f"checkpoint-{step}" / STATE).load()
         if state["in_flight"] or step % args.weight_sync_steps:
             raise ValueError(
                 f"resume_from_checkpoint: at step {step} answers were in flight, or weights not "
                 "sent yet; save where a batch ends, at a multiple of weight_sync_steps"
             )
-        versions: dict[int, dict[str, Any]] = {}
-        for key, tensor in load_file(folder / f"{STATE}.safetensors").items():
-            version, _, name = key.partition("/")
-            versions.setdefault(int(version), {})[name] = tensor
-        recent = sorted(versions.items())
-        self.transfer.restore(recent)
-        self.worker.next, self.worker.offset = state["next"], 1 - recent[-1][0]
-        self.record.versions_before = recent[-1][0]
-        self.record.load_state(state)
+        newest, recent = state["newest"], state["recent"]
+        self.record.load_state_dict(state["record"])
+        self.record.versions_before = newest
+        self.worker.next, self.worker.offset = state["next"], 1 - newest
+        self.transfer.scheme.first_version = newest - len(recent) + 1
+        for weights in recent[:-1]:  # TRL sends the last
+            self.transfer.send_weights(weights.items())

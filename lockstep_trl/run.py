@@ -10,28 +10,31 @@ Ages are counted where a batch is used. `policy/lag_*` counts versions, that is 
 from __future__ import annotations
 
 import copy
-import json
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from accelerate.utils import send_to_device
 from transformers import TrainerCallback
 
 from collectors.rollout.seeds import untouched_streams
-from harness.measures.metrics import lag_figures
+from harness.algorithms.state import Stateful
+from harness.logging import JsonlLogger
+from harness.logging.events import TraceFile
+from harness.measures.metrics import RECENT_EPISODES, Lags, lag_figures
+from harness.measures.staleness import Staleness
 from harness.run.directory import RunDir
 from harness.run.provenance import manifest
 from lockstep_check.ages import age
-from lockstep_check.events import FILE, FORMAT
-from lockstep_trl.sampler import Sampler, Writing
-from lockstep_trl.worker import Answer, Stamped, Worker
+from lockstep_trl.sampler import Answer, Sampler, Writing
+from lockstep_trl.worker import Stamped, Worker
 
 NAMES = {  # what TRL logs, and Lockstep's names
     "loss": "train/policy_loss",
@@ -53,7 +56,6 @@ ARGUMENTS = (
     "token_budget",
 )
 PACKAGES = ("trl", "transformers", "accelerate", "datasets")
-_BY_WORKER = ("applied", "act", "enqueue", "take", "train", "drop")
 EVALUATION = 1 << 40  # the batch number of evaluations, which no training reaches
 
 
@@ -65,10 +67,12 @@ class Loader:
 
     def __init__(self, loader: Any, record: RunRecord, *, look_ahead: bool):
         self._loader, self._record, self._look_ahead = loader, record, look_ahead
+        self._collated: deque[list[Answer]] = deque()
         collate = loader.base_dataloader.collate_fn
 
         def noted(examples: list[Any]) -> Any:
-            record.collated(examples[0])
+            samples = [sample for row in examples[0] for sample in row.samples]
+            self._collated.append([sample["metrics"].answer for sample in samples])
             return collate(examples)
 
         loader.base_dataloader.collate_fn = noted
@@ -82,7 +86,7 @@ class Loader:
             device = self._record.trainer.accelerator.device
             batches = (send_to_device(one, device) for one in self._loader.base_dataloader)
         for batch in batches:
-            self._record.used()
+            self._record.used(self._collated.popleft())
             yield batch
 
 
@@ -97,27 +101,30 @@ class Watched:
 
     def get(self, *arguments: Any, **options: Any) -> Any:
         sample = self._rollouts.get(*arguments, **options)
-        chances = sample.old_log_probs[sample.completion_mask.astype(bool)].tolist()
-        metrics = Stamped(sample.metrics)
-        metrics.answer = Answer(
-            self._count,
-            sample.group_id,
-            [(0, sample.model_version - 1)],
-            chances,
+        written = sample.completion_mask.astype(bool)
+        answer = Answer(
+            sample.input_ids[~written].tolist(),
+            sample.input_ids[written].tolist(),
+            sample.old_log_probs[written].tolist(),
             sample.metrics.get("reward", float("nan")),
+            number=self._count,
+            group=sample.group_id,
+            versions=[(0, sample.model_version - 1)],
         )
-        sample.metrics, self._count = metrics, self._count + 1
-        self._record.acted(metrics.answer)
+        sample.metrics, self._count = Stamped(answer, **sample.metrics), self._count + 1
+        self._record.acted(answer)
         self._record.taken(sample)
         return sample
 
 
-class RunRecord(TrainerCallback):
+class RunRecord(Stateful, TrainerCallback):
     """Follows one training, and writes its run directory if there is one.
 
     options: of config.yaml, beside the trainer's arguments.
     sampler, eval_prompts: for evaluations, at first, after every `eval_every`, and at the end.
     """
+
+    STATE = ("counts", "lags", "staleness")
 
     def __init__(
         self,
@@ -132,24 +139,22 @@ class RunRecord(TrainerCallback):
     ):
         self.trainer: Any = None
         self.run_dir: RunDir | None = None
-        self.look_ahead = look_ahead
+        self.look_ahead, self.writes_trace = look_ahead, trace and directory is not None
         self.versions_before = 0  # of the run that this one continues
-        # Of the tokens trained on: ages in versions and in optimiser steps, and TRL's figures.
-        self.ages, self.ages_updates = Counter[int](), Counter[int]()
-        self.counts = Counter[str]()  # tokens taken, dropped, used; answers used
-        self._directory = None if directory is None else Path(directory)
-        self._options = dict(options or {})
+        self.counts = dict.fromkeys(("taken", "dropped", "used", "answers"), 0)  # tokens; answers
+        self.lags, self.staleness = Lags(), Staleness()  # of the tokens trained on
+        self.scores: dict[str, float] = {}  # of the last evaluation
+        self.saving: Callable[[Path], None] | None = None  # called with the folder of a checkpoint
+        self._directory, self._options = directory, dict(options or {})
+        self._eval_prompts = eval_prompts
         self._eval_every = 0 if eval_prompts is None else eval_every
         self._sampler = copy.copy(sampler) if eval_prompts is not None else None
-        self._eval_prompts, self.writes_trace = eval_prompts, trace
-        self._ended = self._follows = False  # follows another worker, such as TRL's own
-        self._logged: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
-        self.saving: Callable[[Path], None] | None = None  # called with the folder of a checkpoint
-        self._collated: deque[list[Answer]] = deque()
-        self._returns: list[float] = []
-        self._recent: deque[float] = deque(maxlen=100)
-        self.scores: dict[str, float] = {}  # of the last evaluation
+        self._follows = False  # another worker, such as TRL's own
+        self._fresh: list[Answer] = []  # used since the last record
+        self._recent: deque[float] = deque(maxlen=RECENT_EPISODES)  # their rewards
         self._evaluated = -1
+        self._metrics: JsonlLogger | None = None
+        self._trace: TraceFile | None = None
 
     # -- joining a trainer
 
@@ -185,7 +190,14 @@ class RunRecord(TrainerCallback):
         """The version published last; TRL counts from 1."""
         return int(self.trainer.model_version) - 1 + self.versions_before
 
-    # -- the life of a sample
+    # -- the life of versions and samples
+
+    def published(self, version: int, checksum: str | None = None) -> None:
+        """The trainer has sent this version."""
+        step = self.trainer.state.global_step
+        self.staleness.note(version, step, step)
+        what = {"version": version, "update": step, "step": step, "checksum": checksum}
+        self.trace("publish", worker=None, **what)
 
     def acted(self, answer: Answer, newest: int | None = None) -> None:
         """A worker wrote this answer, and it waits in the queue."""
@@ -203,9 +215,10 @@ class RunRecord(TrainerCallback):
     def taken(self, sample: Any) -> None:
         """The trainer takes a sample from the queue; what is too old or too long, TRL drops."""
         answer, args = sample.metrics.answer, self.trainer.args
-        self.counts["taken"] += answer.length
+        length = len(answer.tokens)
+        self.counts["taken"] += length
         stamp = sample.model_version - 1 + self.versions_before
-        self.trace("take", sample=answer.number, version=stamp, length=answer.length)
+        self.trace("take", sample=answer.number, version=stamp, length=length)
         answer.staleness = age(sample.model_version, self.trainer.model_version)
         if answer.staleness > args.max_staleness:
             reason = "stale"
@@ -213,25 +226,20 @@ class RunRecord(TrainerCallback):
             reason = "oversize"
         else:
             return
-        self.counts["dropped"] += answer.length
+        self.counts["dropped"] += length
         self.trace("drop", sample=answer.number, reason=reason)
 
-    def collated(self, rows: list[Any]) -> None:
-        """A batch is put together."""
-        samples = [sample for row in rows for sample in row.samples]
-        self._collated.append([sample["metrics"].answer for sample in samples])
-
-    def used(self) -> None:
-        """The trainer gets the next batch, to train on it with the weights as they are now."""
+    def used(self, answers: list[Answer]) -> None:
+        """The trainer gets these, to train on them with the weights as they are now."""
         update = self.trainer.state.global_step
-        for answer in self._collated.popleft():
-            self.counts["used"] += answer.length
-            self.counts["answers"] += 1
-            self._returns.append(answer.reward)
-            for version, start, end in answer.spans():
-                lag, between = age(version, self.newest), self.trainer.args.weight_sync_steps
-                self.ages[lag] += end - start
-                self.ages_updates[lag * between + update % between] += end - start
+        spans = np.array([span for answer in answers for span in answer.spans()])
+        stamps = torch.from_numpy(np.repeat(spans[:, 0], spans[:, 2] - spans[:, 1]))
+        self.lags.add_stamps(stamps, self.newest)
+        self.staleness.add(stamps, update, gradient_steps=1, steps=update)
+        self.counts["used"] += len(stamps)
+        self.counts["answers"] += len(answers)
+        self._fresh += answers
+        for answer in answers:
             self.trace(
                 "train",
                 sample=answer.number,
@@ -241,43 +249,27 @@ class RunRecord(TrainerCallback):
                 age=answer.staleness,
                 logprob=sum(answer.log_probs),
             )
+        if self._trace is not None:
+            self._trace.flush()
+
+    def trace(self, event: str, **what: Any) -> None:
+        """A line of the trace; there is one worker."""
+        if self._trace is not None:
+            line = {"worker": 0, **what, "time": round(time.time(), 6)}
+            self._trace.write(event, **{k: v for k, v in line.items() if v is not None})
 
     # -- callbacks of the trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.open()
         if self._follows:
-            self._note_version()
+            self.published(self.newest)
         if self._eval_every and not state.global_step:
             self.evaluate()
 
-    def _note_version(self) -> None:
-        """Another worker's version was published."""
-        step = self.trainer.state.global_step
-        self.trace("publish", version=self.newest, update=step, step=step)
-
-    def open(self) -> None:
-        """Make the run directory, or go on in it; a second call does nothing."""
-        if self._directory is None or self.run_dir is not None:
-            return
-        args, step = self.trainer.args, self.trainer.state.global_step
-        config = yaml.safe_dump(self._config(args), sort_keys=False)
-        about = manifest(seed=args.seed, overrides=[])
-        about["packages"] |= {name: metadata.version(name) for name in PACKAGES}
-        if step and (self._directory / "config.yaml").exists():
-            self.run_dir = RunDir.reopen(self._directory, config=config)
-            self.run_dir.cut_metrics(self.counts["used"], self.counts["used"])
-            self.trace("resume", update=step)
-        else:
-            self.run_dir = RunDir.open(self._directory, config=config, manifest=about)
-            self._directory = self.run_dir.path
-            self.trace(
-                "trace", format=FORMAT, program=f"trl {metadata.version('trl')}", unit="tokens"
-            )
-
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._follows and state.global_step % args.weight_sync_steps == 0:
-            self._note_version()
+            self.published(self.newest)
         if self._eval_every and state.global_step % self._eval_every == 0:
             self.evaluate()
 
@@ -291,15 +283,13 @@ class RunRecord(TrainerCallback):
         if not logs or "loss" not in logs:
             return
         figures = {ours: logs[theirs] for theirs, ours in NAMES.items() if theirs in logs}
-        ages, updates = self.ages - self._logged[0], self.ages_updates - self._logged[1]
-        if ages:
-            figures |= _figures(ages, updates)
-        self._logged = (self.ages.copy(), self.ages_updates.copy())
-        if self._returns:
-            figures["episode/return"] = float(np.nanmean(self._returns))
-            figures["episode/length"] = ages.total() / len(self._returns)
-            self._recent.extend(self._returns)
-            self._returns = []
+        figures |= self.lags.read()[0] | self.staleness.read()[0]
+        if self._fresh:
+            rewards = [answer.reward for answer in self._fresh]
+            figures["episode/return"] = float(np.nanmean(rewards))
+            figures["episode/length"] = float(np.mean([len(one.tokens) for one in self._fresh]))
+            self._recent.extend(rewards)
+            self._fresh = []
         self._write({**figures, **self._frames()})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -324,36 +314,36 @@ class RunRecord(TrainerCallback):
                 for one in (True, False)
             )
         self._evaluated = self.trainer.state.global_step
+        rewards = [answer.reward for answer in greedy]
         self.scores = {
-            "eval/return": float(np.nanmean(greedy.rewards)),
-            "eval/return_std": float(np.nanstd(greedy.rewards)),
-            "eval/return_sampled": float(np.nanmean(sampled.rewards)),
-            "eval/length": float(np.mean([len(one) for one in greedy.tokens])),
+            "eval/return": float(np.nanmean(rewards)),
+            "eval/return_std": float(np.nanstd(rewards)),
+            "eval/return_sampled": float(np.nanmean([answer.reward for answer in sampled])),
+            "eval/length": float(np.mean([len(answer.tokens) for answer in greedy])),
         }
         self._write(self.scores)
         return self.scores
 
     # -- files
 
-    def state(self) -> dict[str, Any]:
-        """What a run that goes on needs to know."""
-        return {"counts": self.counts, "ages": self.ages, "ages_updates": self.ages_updates}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self.counts = Counter(state["counts"])
-        for name in ("ages", "ages_updates"):
-            setattr(self, name, Counter({int(age): n for age, n in state[name].items()}))
-        self._logged = (self.ages.copy(), self.ages_updates.copy())
-
-    def trace(self, event: str, **what: Any) -> None:
-        """A line of the trace, in the format of `lockstep_check`."""
-        if not self.writes_trace or self._directory is None:
+    def open(self) -> None:
+        """Make the run directory, or go on in it; a second call does nothing."""
+        if self._directory is None or self.run_dir is not None:
             return
-        if event in _BY_WORKER:
-            what = {"worker": 0, **what}
-        line = {"event": event, **what, "time": round(time.time(), 6)}
-        with (self._directory / FILE).open("a") as file:
-            file.write(json.dumps({k: v for k, v in line.items() if v is not None}) + "\n")
+        args, step, path = self.trainer.args, self.trainer.state.global_step, Path(self._directory)
+        config = yaml.safe_dump(self._config(args), sort_keys=False)
+        about = manifest(seed=args.seed, overrides=[])
+        about["packages"] |= {name: metadata.version(name) for name in PACKAGES}
+        if step and (path / "config.yaml").exists():
+            self.run_dir = RunDir.reopen(path, config=config)
+            self.run_dir.cut_metrics(self.counts["used"], self.counts["used"])
+        else:
+            self.run_dir = RunDir.open(path, config=config, manifest=about)
+        self._metrics = JsonlLogger(self.run_dir.metrics)
+        if self.writes_trace:
+            self._trace = TraceFile(self.run_dir.path)
+            program = f"trl {metadata.version('trl')}"
+            self._trace.begin(update=step, program=program, unit="tokens")
 
     def _frames(self) -> dict[str, float]:
         return {
@@ -373,35 +363,30 @@ class RunRecord(TrainerCallback):
         }
         return {"seed": args.seed, "framework": "TRL", **self._options, "trl": plain}
 
-    def _write(self, metrics: Mapping[str, Any]) -> None:
-        if self.run_dir is not None:
-            known = {key: value for key, value in metrics.items() if value is not None}
-            line = {"step": self.counts["used"], "time": round(time.time(), 3), **known}
-            with self.run_dir.metrics.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+    def _write(self, metrics: Mapping[str, float]) -> None:
+        if self._metrics is not None:
+            self._metrics.log(self.counts["used"], metrics, {})
 
     def _end(self, error: BaseException | None) -> None:
-        if self._ended or self.run_dir is None:
+        if self.run_dir is None or self._metrics is None:
             return
-        self._ended = True
+        steps = self.trainer.state.global_step
         summary: dict[str, Any] = {
             "frames": self.counts["used"],
-            "updates": self.trainer.state.global_step,
-            "gradient_steps": self.trainer.state.global_step,
+            "updates": steps,
+            "gradient_steps": steps,
             **self._frames(),
             **self.scores,
+            **(lag_figures(self.lags.all) if self.lags.all else {}),
+            **self.staleness.summary(),
         }
-        if self.ages:
-            summary |= _figures(self.ages, self.ages_updates)
         if self._recent:
             summary["episode/return"] = float(np.nanmean(self._recent))
         state = "done" if error is None else "failed"
         if isinstance(error, KeyboardInterrupt):
             state = "interrupted"
+        if self._trace is not None:
+            self._trace.close()
+        self._metrics.finish(summary, 0)
+        self._metrics = self._trace = None
         self.run_dir.end(state, summary=summary, error=error)
-
-
-def _figures(ages: Counter[int], updates: Counter[int]) -> dict[str, float]:
-    """Ages in versions and in updates, each of which is one gradient step."""
-    names = ("policy/lag_updates", "policy/lag_steps")
-    return lag_figures(ages) | lag_figures(updates, names[0]) | lag_figures(updates, names[1])

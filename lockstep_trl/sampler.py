@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,13 +33,30 @@ class Writing:
     seed: int = 0
 
 
-class Answers(NamedTuple):
-    """Answers to a list of prompts, a row each: `answers` rows to the first prompt, and so on."""
+@dataclass
+class Answer:
+    """One answer to a prompt.
 
-    prompts: list[list[int]]  # a row each, as tokens
-    tokens: list[list[int]]
-    log_probs: list[list[float]]
-    rewards: np.ndarray[Any, Any]  # NaN where a reward is None
+    reward: NaN if all rewards are None.
+    number, group: of the answer and of its prompt in the run.
+    versions: pairs (token, version): from this token on, this version wrote it.
+    staleness: TRL's own figure, of when the trainer took it.
+    """
+
+    prompt: list[int]
+    tokens: list[int]
+    log_probs: list[float]
+    reward: float
+    number: int
+    group: int
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    staleness: int = 0
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Triples (version, first token, first token of another version)."""
+        ends = [step for step, _ in self.versions[1:]] + [len(self.tokens)]
+        pairs = zip(self.versions, ends, strict=True)
+        return [(version, start, end) for (start, version), end in pairs]
 
 
 class Sampler:
@@ -60,31 +77,32 @@ class Sampler:
         self._ends = torch.tensor(ends, dtype=torch.long)
         self._pad = tokenizer.pad_token_id or 0  # never attended to
 
-    def batch(
-        self, writing: Writing, number: int, size: int, take: Callable[[int], None]
-    ) -> Answers:
-        """The answers to the `size` prompts of batch `number`; take: called before each token."""
-        first = number * size
-        rows = [self.prompts[i % len(self.prompts)] for i in range(first, first + size)]
-        return self.answer(rows, writing, number, take)
-
     def answer(
         self,
         rows: Sequence[dict[str, Any]],
         writing: Writing,
-        number: int,
+        batch: int,
         take: Callable[[int], None] = lambda step: None,
         *,
         greedy: bool = False,
-    ) -> Answers:
-        """Answers to these rows, scored. number: of the random stream."""
+    ) -> list[Answer]:
+        """Answers to these rows, which are a batch of this number; those to one row in a row.
+
+        take: called before each token.
+        """
         repeated = [row for row in rows for _ in range(writing.answers)]
-        encoded = {id(row): self._encode(row["prompt"]) for row in rows}
-        ids = [encoded[id(row)] for row in repeated]
-        seed = np.random.SeedSequence([writing.seed, number]).generate_state(2, np.uint32)
+        prompts = [ids for row in rows for ids in [self._encode(row["prompt"])] * writing.answers]
+        seed = np.random.SeedSequence([writing.seed, batch]).generate_state(2, np.uint32)
         generator = torch.Generator().manual_seed(int(seed[0]) << 31 ^ int(seed[1]))
-        tokens, log_probs = self._write(ids, writing, generator, take, greedy)
-        return Answers(ids, tokens, log_probs, self._score(repeated, tokens))
+        texts = self._write(prompts, writing, generator, take, greedy)
+        rewards = self._score(repeated, [tokens for tokens, _ in texts])
+        first = batch * len(repeated)
+        return [
+            Answer(prompt, *text, reward, number, number // writing.answers)
+            for number, (prompt, text, reward) in enumerate(
+                zip(prompts, texts, rewards, strict=True), first
+            )
+        ]
 
     def _encode(self, prompt: Text) -> list[int]:
         if isinstance(prompt, str):
@@ -102,14 +120,13 @@ class Sampler:
         generator: torch.Generator,
         take: Callable[[int], None],
         greedy: bool,
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        model = self.model
-        device, longest = model.device, max(map(len, prompts))
+    ) -> list[tuple[list[int], list[float]]]:
+        """Tokens with their log-probabilities, for each prompt."""
+        device, longest = self.model.device, max(map(len, prompts))
         padded = [[self._pad] * (longest - len(one)) + one for one in prompts]
         ids = torch.tensor(padded, device=device)
-        mask = torch.tensor(
-            [[0] * (longest - len(one)) + [1] * len(one) for one in prompts], device=device
-        )
+        masks = [[0] * (longest - len(one)) + [1] * len(one) for one in prompts]
+        mask = torch.tensor(masks, device=device)
         ended = torch.zeros(len(prompts), dtype=torch.bool)
         columns: list[Tensor] = []
         chances: list[Tensor] = []
@@ -118,12 +135,8 @@ class Sampler:
         for step in range(writing.most_tokens):
             take(step)
             places = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-            out = model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=places,
-                cache=cache,
-                use_cache=True,
+            out = self.model(
+                input_ids=ids, attention_mask=mask, position_ids=places, cache=cache, use_cache=True
             )
             cache = out.cache
             log_probs = (out.logits[:, -1].float() / writing.temperature).log_softmax(-1).cpu()
@@ -140,12 +153,11 @@ class Sampler:
             ids = token.to(device)
             mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], 1)
         lengths = torch.stack(alive, 1).sum(1).tolist()
-        return tuple(
-            [row[:length] for row, length in zip(torch.cat(all_, 1).tolist(), lengths, strict=True)]
-            for all_ in (columns, chances)
-        )  # type: ignore[return-value]
+        tokens, log_probs = (torch.cat(one, 1).tolist() for one in (columns, chances))
+        rows = zip(tokens, log_probs, lengths, strict=True)
+        return [(row[:length], chance[:length]) for row, chance, length in rows]
 
-    def _score(self, rows: Sequence[dict[str, Any]], tokens: list[list[int]]) -> Any:
+    def _score(self, rows: Sequence[dict[str, Any]], tokens: list[list[int]]) -> list[float]:
         texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         chat = not isinstance(rows[0]["prompt"], str)
         written: list[Any] = (
@@ -164,7 +176,7 @@ class Sampler:
                 name = getattr(reward, "__name__", type(reward).__name__)
                 raise ValueError(f"{name} returned {len(scores)} rewards for {len(rows)} answers")
             total += [math.nan if score is None else score for score in scores]
-        return total
+        return list(total.tolist())
 
 
 def advantages(rewards: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

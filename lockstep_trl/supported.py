@@ -47,16 +47,18 @@ def protocol_changes(module: object) -> list[str]:
         if protocol is None:
             changes.append(f"{name} is gone")
             continue
-        public = {key for key, value in vars(protocol).items() if inspect.isfunction(value)}
-        public = {key for key in public if not key.startswith("_")}
-        for method in sorted(public | {*methods}):
+        functions = {key: one for key, one in vars(protocol).items() if inspect.isfunction(one)}
+        actual = {
+            key: tuple(inspect.signature(one).parameters)[1:]
+            for key, one in functions.items()
+            if not key.startswith("_")
+        }
+        for method in sorted(actual | methods):
             where = f"{name}.{method}"
-            if method not in public:
+            if method not in actual:
                 changes.append(f"{where} is gone")
             elif method not in methods:
                 changes.append(f"{where} is new")
-            else:
-                parameters = tuple(inspect.signature(getattr(protocol, method)).parameters)[1:]
-                if parameters != methods[method]:
-                    changes.append(f"{where} takes {parameters}, expected {methods[method]}")
+            elif actual[method] != methods[method]:
+                changes.append(f"{where} takes {actual[method]}, expected {methods[method]}")
     return changes

@@ -10,12 +10,17 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from sync import Lag, Tear
-from sync.model.block import Snapshot, checksum
+from sync.model import block
+from sync.model.block import Snapshot
 from sync.schemes.simulated import SimulatedWeightSyncScheme
+
+if TYPE_CHECKING:
+    from lockstep_trl.run import RunRecord
 
 
 class Transfer:
@@ -23,6 +28,7 @@ class Transfer:
 
     newest: the version published last.
     delivered: the version that the worker acts with now: with a lag, an older one.
+    recent: copies of what was published last, if the run is to be saved.
     """
 
     def __init__(self, lag: Lag | int | None, tear: Tear | None, wire: str, *, keep_all: bool):
@@ -31,10 +37,10 @@ class Transfer:
         )
         self.newest = self.delivered = -1
         self.begin: Callable[[], None] = lambda: None  # called before the first version
-        self.trace: Callable[..., None] | None = None
+        self.record: RunRecord | None = None
         self.model = ""  # a checksum of version 0
-        self.recent: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=1 + self.scheme.history)
-        self.keeps_recent = False
+        self.recent: deque[dict[str, Tensor]] = deque(maxlen=0)
+        self._names: list[str] = []  # of the parameters that TRL sends
         self._keep_all = keep_all
         self._blocks: dict[int, Snapshot] = {}
         self._lock = threading.RLock()
@@ -49,10 +55,26 @@ class Transfer:
         """Nothing to pause: a version is taken between two tokens or two answers."""
 
     def send_weights(self, iterator: Iterable[tuple[str, Tensor]]) -> None:
-        """Publish the next version."""
+        """Publish the next version: `delivered` and the versions that are kept follow from it."""
         weights = {name: tensor.detach() for name, tensor in iterator}
         with self._lock:
-            self.publish(weights)
+            if self.newest < 0:
+                self.scheme.init_on_sender(weights=weights, devices=[None])
+                self.scheme.connect()
+                self._blocks, self._names = self.scheme.channel.kept, list(weights)
+                self.newest, self.model = self.scheme.first_version, checksum(weights)
+            else:
+                self.scheme.send(weights)
+                self.newest += 1
+            if self.record is not None:
+                self.record.published(self.newest, self._checksum(weights))
+            if self.recent.maxlen:
+                self.recent.append({name: one.cpu().clone() for name, one in weights.items()})
+            for published, _ in self.scheme.channel.take_published():
+                self.delivered = self.scheme.first_version + published.version
+                if not self._keep_all:
+                    self._blocks.clear()
+                self._blocks[self.delivered] = published
 
     def resume(self) -> None:
         """Nothing was paused."""
@@ -64,35 +86,13 @@ class Transfer:
 
     # -- for the worker
 
-    def publish(self, weights: dict[str, Tensor]) -> None:
-        """A version, and what becomes of it: `delivered` and the versions that are kept."""
-        if self.newest < 0:
-            self.scheme.init_on_sender(weights=weights, devices=[None])
-            self.scheme.connect()
-            self._blocks = self.scheme.channel.kept
-            self.newest = self.scheme.first_version
-            self.model = _checksum(weights)
-        else:
-            self.scheme.send(weights)
-            self.newest += 1
-        if self.trace is not None:
-            self.trace("publish", version=self.newest, checksum=_checksum(weights))
-        if self.keeps_recent:
-            copies = {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
-            self.recent.append((self.newest, copies))
-        for block, _ in self.scheme.channel.take_published():
-            self.delivered = self.scheme.first_version + block.version
-            if not self._keep_all:
-                self._blocks.clear()
-            self._blocks[self.delivered] = block
-
     def forget(self, below: int) -> None:
         """Versions below this one are not needed any more."""
         with self._lock:
             for version in [one for one in self._blocks if one < below]:
                 del self._blocks[version]
 
-    def load(self, model: nn.Module, version: int | None = None) -> tuple[int, str]:
+    def load(self, model: nn.Module, version: int | None = None) -> tuple[int, str | None]:
         """Copy a version, by default the delivered one, into the worker's model.
 
         Returns it, with a checksum of what the model then has if there is a trace.
@@ -110,30 +110,24 @@ class Transfer:
             self._load(self._blocks[version])
             own = version - self.scheme.first_version
             self.scheme.channel.applied(0, own, self._blocks[version].published_ns)
-            return version, _checksum(self._targets) if self.trace is not None else ""
+            return version, self._checksum(self._targets)
 
     def _parameters_of(self, model: nn.Module) -> dict[str, Tensor]:
         """The parameters that TRL sends."""
         own = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        layout = self.scheme._layout
-        assert layout is not None
-        sent = [leaf.name for leaf in layout.leaves]
-        if unknown := [name for name in sent if name not in own]:
+        if unknown := [name for name in self._names if name not in own]:
             raise ValueError(
                 f"TRL sends {unknown[0]!r}, which the worker's {type(model).__name__} has not: "
                 "give LockstepRollouts the model that the trainer trains"
             )
-        return {name: own[name] for name in sent}
+        return {name: own[name] for name in self._names}
 
-    # -- across a checkpoint
-
-    def restore(self, recent: list[tuple[int, dict[str, Tensor]]]) -> None:
-        """Publish again what an earlier run published last, less the last, which TRL sends."""
-        self.scheme.first_version = recent[0][0]
-        for _, weights in recent[:-1]:
-            self.send_weights(weights.items())
+    def _checksum(self, weights: dict[str, Tensor]) -> str | None:
+        """For the trace, if there is one."""
+        return checksum(weights) if self.record is not None and self.record.writes_trace else None
 
 
-def _checksum(weights: dict[str, Tensor]) -> str:
-    sums = [(name, checksum(tensor)) for name, tensor in sorted(weights.items())]
+def checksum(weights: dict[str, Tensor]) -> str:
+    """Of all tensors and their names."""
+    sums = [(name, block.checksum(tensor)) for name, tensor in sorted(weights.items())]
     return hashlib.sha256(repr(sums).encode()).hexdigest()[:16]

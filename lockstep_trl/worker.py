@@ -13,60 +13,40 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from collectors.schedule.recording import RecordedSchedule, ScheduleFile
-from lockstep_trl.sampler import Answers, Sampler, Writing, advantages
+from lockstep_trl.sampler import Answer, Sampler, Writing, advantages
 from lockstep_trl.transfer import Transfer
 
 _POLL_S = 0.2
 _STOP_S = 60.0
 
 
-@dataclass
-class Answer:
-    """One sample, as records speak of it. versions: pairs (token, version)."""
-
-    number: int
-    group: int
-    versions: list[tuple[int, int]]
-    log_probs: list[float]
-    reward: float
-    staleness: int = 0  # TRL's own figure, of when the trainer took it
-
-    @property
-    def length(self) -> int:
-        return len(self.log_probs)
-
-    def spans(self) -> list[tuple[int, int, int]]:
-        """Triples (version, first token, first token of another version)."""
-        ends = [step for step, _ in self.versions[1:]] + [self.length]
-        pairs = zip(self.versions, ends, strict=True)
-        return [(version, start, end) for (start, version), end in pairs]
-
-
 class Stamped(dict[str, float]):
     """The metrics of a sample, which TRL hands through as they are, with the answer."""
 
-    answer: Answer
+    def __init__(self, answer: Answer, **metrics: float):
+        super().__init__(metrics)
+        self.answer = answer
 
 
-@dataclass
-class Batch:
-    """What the model wrote at once.
+class Batch(NamedTuple):
+    """What the model wrote at once, and the versions that it took meanwhile.
 
-    number: of the batch in the run.
-    loaded: the versions that the model took meanwhile, with checksums if there is a trace.
+    versions: pairs (token, version).
+    loaded: versions with checksums, if there is a trace.
+    newest: the newest version at the end.
     """
 
-    number: int
+    answers: list[Answer]
     versions: list[tuple[int, int]]
-    loaded: list[tuple[int, str]]
-    answers: Answers
+    loaded: list[tuple[int, str | None]]
     made_s: float
     newest: int
 
@@ -135,14 +115,13 @@ class Worker:
         if not self._pending:
             batch = self._make() if self._queue is None else self._wait(timeout)
             if self.schedule is not None:
-                pairs = [list(pair) for pair in batch.versions]
-                made_s = round(batch.made_s, 6)
-                self.schedule.note(0, 0, pairs, made_s=made_s, newest=batch.newest)
-            self._pending.extend(self._samples(batch))
+                what = {"made_s": round(batch.made_s, 6), "newest": batch.newest}
+                self.schedule.note(0, 0, batch.versions, **what)
+            self._pending.extend(self._samples(batch.answers))
             for version, checksum in batch.loaded:
-                self.record.trace("applied", version=version, checksum=checksum or None)
-            for sample in self._pending:
-                self.record.acted(sample.metrics.answer, batch.newest)
+                self.record.trace("applied", version=version, checksum=checksum)
+            for answer in batch.answers:
+                self.record.acted(answer, batch.newest)
         sample = self._pending.popleft()
         self.record.taken(sample)
         return sample
@@ -159,8 +138,8 @@ class Worker:
     def _make(self) -> Batch:
         assert self.writing is not None
         plan = None if self._replay is None else self._replay.next_batch().versions
-        pairs: list[tuple[int, int]] = []
-        loaded: list[tuple[int, str]] = []
+        versions: list[tuple[int, int]] = []
+        loaded: list[tuple[int, str | None]] = []
 
         def take(step: int) -> None:
             if plan is not None:
@@ -174,56 +153,42 @@ class Worker:
                     self._transfer.load(self._sampler.model, None if plan is None else version)
                 )
                 self._loaded = loaded[-1][0]
-            if not pairs or pairs[-1][1] != self._loaded:
-                pairs.append((step, self._loaded))
+            if not versions or versions[-1][1] != self._loaded:
+                versions.append((step, self._loaded))
 
-        began = time.monotonic()
-        answers = self._sampler.batch(self.writing, self.next, self._size, take)
+        began, prompts, first = time.monotonic(), self._sampler.prompts, self.next * self._size
+        rows = [prompts[i % len(prompts)] for i in range(first, first + self._size)]
+        answers = self._sampler.answer(rows, self.writing, self.next, take)
+        for answer in answers:
+            answer.versions = [pair for pair in versions if pair[0] < len(answer.tokens)]
         if self._replay is not None:
             self._transfer.forget(self._replay.oldest_needed())
         self.next += 1
-        made_s, newest = time.monotonic() - began, self._transfer.newest
-        return Batch(self.next - 1, pairs, loaded, answers, made_s, newest)
+        made_s = time.monotonic() - began
+        return Batch(answers, versions, loaded, made_s, self._transfer.newest)
 
-    def _samples(self, batch: Batch) -> list[Any]:
+    def _samples(self, answers: list[Answer]) -> Iterator[Any]:
+        """The answers as TRL takes them, group by group."""
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-        assert self.writing is not None
-        samples, each = [], self.writing.answers
-        prompts, tokens, log_probs, rewards = batch.answers
-        for number in range(self._size):
-            rows = slice(number * each, (number + 1) * each)
-            worth = advantages(rewards[rows])
-            group = batch.number * self._size + number
-            for i in range(rows.start, rows.stop):
-                versions = [pair for pair in batch.versions if pair[0] < len(tokens[i])]
-                spread = (
-                    float(np.nanstd(rewards[rows])) if not np.isnan(rewards[rows]).all() else 0.0
+        for _, members in groupby(answers, attrgetter("group")):
+            group = list(members)
+            rewards = np.array([answer.reward for answer in group])
+            spread = float(np.nanstd(rewards)) if not np.isnan(rewards).all() else 0.0
+            for answer, advantage in zip(group, advantages(rewards), strict=True):
+                known, written = len(answer.prompt), len(answer.tokens)
+                yield RolloutSample(
+                    prompt=[],
+                    completion=[],
+                    input_ids=np.array(answer.prompt + answer.tokens, np.int64),
+                    completion_mask=np.array([0] * known + [1] * written, np.int64),
+                    old_log_probs=np.array([0.0] * known + answer.log_probs, np.float32),
+                    advantage=float(advantage),
+                    model_version=answer.versions[0][1] + self.offset,
+                    group_id=answer.group,
+                    metrics=Stamped(answer, reward=answer.reward, reward_std=spread),
+                    enqueued_at=time.time(),
                 )
-                metrics = Stamped(reward=float(rewards[i]), reward_std=spread)
-                metrics.answer = Answer(
-                    batch.number * self._size * each + i,
-                    group,
-                    versions,
-                    log_probs[i],
-                    float(rewards[i]),
-                )
-                known = len(prompts[i])
-                samples.append(
-                    RolloutSample(
-                        prompt=[],
-                        completion=[],
-                        input_ids=np.array(prompts[i] + tokens[i], np.int64),
-                        completion_mask=np.array([0] * known + [1] * len(tokens[i]), np.int64),
-                        old_log_probs=np.array([0.0] * known + log_probs[i], np.float32),
-                        advantage=float(worth[i - rows.start]),
-                        model_version=versions[0][1] + self.offset,
-                        group_id=group,
-                        metrics=metrics,
-                        enqueued_at=time.time(),
-                    )
-                )
-        return samples
 
     # -- a free run
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from harness.algorithms.interface import Ratios
 from harness.algorithms.state import Stateful
@@ -165,10 +166,17 @@ class Lags(Stateful):
         ratios: of the frames that were learned from; without them, all frames of the batch count.
         """
         stamps = batch["policy_version"][batch["collector", "mask"]]
+        self.add_stamps(stamps, version, None if ratios is None else ratios.version)
+
+    def add_stamps(self, stamps: Tensor, version: int, used: Tensor | None = None) -> None:
+        """The same of the versions of a batch's frames, and of the frames that were learned from.
+
+        used: by default all.
+        """
         self.mixed_batches += len(torch.unique(stamps[stamps >= 0])) > 1
-        stamps = stamps if ratios is None else ratios.version
-        used, counts = torch.unique(stamps[stamps >= 0], return_counts=True)
-        for stamp, count in zip(used.tolist(), counts.tolist(), strict=True):
+        used = stamps if used is None else used
+        versions, counts = torch.unique(used[used >= 0], return_counts=True)
+        for stamp, count in zip(versions.tolist(), counts.tolist(), strict=True):
             self._fresh[age(stamp, version)] += count
             self.all[age(stamp, version)] += count
 

@@ -89,7 +89,7 @@ def test_a_free_run_is_recorded_and_its_replay_has_the_same_bits(run):
     assert replay.weights == free.weights
     for metric in ("policy/lag_mean", "trl/staleness_mean", "train/policy_loss", "step"):
         assert replay.each(metric) == free.each(metric), metric
-    assert free.record.ages.total() == free.record.counts["used"]
+    assert free.record.lags.all.total() == free.record.counts["used"]
     said = np.mean(free.each("trl/staleness_mean"))
     assert said < np.mean(free.each("policy/lag_mean")) <= said + 1
 
@@ -168,7 +168,7 @@ def test_a_free_run_with_a_token_budget_and_drops_is_replayed(run):
     replay = run("replay", replay=free.path, **options)
     assert replay.weights == free.weights
     assert replay.record.counts == free.record.counts
-    assert free.record.ages.total() == free.record.counts["used"]
+    assert free.record.lags.all.total() == free.record.counts["used"]
 
 
 def test_torn_and_rounded_weights_act_as_in_the_sync_package(run):
