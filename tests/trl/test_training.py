@@ -112,13 +112,13 @@ def test_weights_taken_within_an_answer_are_recorded_token_by_token(run, monkeyp
 
 def publish_within_batch_4(patch) -> None:
     """Its 12th token waits for the next weights; the four batches before it are two updates."""
-    published, send, write = threading.Semaphore(0), Transfer.send_weights, Sampler.batch
+    published, send, write = threading.Semaphore(0), Transfer.send_weights, Sampler.answer
 
     def sending(transfer, iterator):
         send(transfer, iterator)
         published.release()
 
-    def writing(sampler, writing, number, size, take):
+    def writing(sampler, rows, writing, number, take):
         def waiting(step):
             if number == 4 and step == 0:
                 while published.acquire(blocking=False):
@@ -127,10 +127,10 @@ def publish_within_batch_4(patch) -> None:
                 assert published.acquire(timeout=100)
             take(step)
 
-        return write(sampler, writing, number, size, waiting)
+        return write(sampler, rows, writing, number, waiting)
 
     patch.setattr(Transfer, "send_weights", sending)
-    patch.setattr(Sampler, "batch", writing)
+    patch.setattr(Sampler, "answer", writing)
 
 
 @pytest.mark.parametrize(
