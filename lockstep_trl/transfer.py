@@ -10,7 +10,7 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,9 +18,6 @@ from sync import Lag, Tear
 from sync.model import block
 from sync.model.block import Snapshot
 from sync.schemes.simulated import SimulatedWeightSyncScheme
-
-if TYPE_CHECKING:
-    from lockstep_trl.run import RunRecord
 
 
 class Transfer:
@@ -37,7 +34,7 @@ class Transfer:
         )
         self.newest = self.delivered = -1
         self.begin: Callable[[], None] = lambda: None  # called before the first version
-        self.record: RunRecord | None = None
+        self.record: Any = None  # what follows the versions
         self.model = ""  # a checksum of version 0
         self.recent: deque[dict[str, Tensor]] = deque(maxlen=0)
         self._names: list[str] = []  # of the parameters that TRL sends

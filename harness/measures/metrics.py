@@ -174,9 +174,9 @@ class Lags(Stateful):
         used: by default all.
         """
         self.mixed_batches += len(torch.unique(stamps[stamps >= 0])) > 1
-        used = stamps if used is None else used
-        versions, counts = torch.unique(used[used >= 0], return_counts=True)
-        for stamp, count in zip(versions.tolist(), counts.tolist(), strict=True):
+        stamps = stamps if used is None else used
+        used, counts = torch.unique(stamps[stamps >= 0], return_counts=True)
+        for stamp, count in zip(used.tolist(), counts.tolist(), strict=True):
             self._fresh[age(stamp, version)] += count
             self.all[age(stamp, version)] += count
 
