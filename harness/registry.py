@@ -306,7 +306,6 @@ loggers = Registry("logger", "logger", log.LoggerConfig, several=True)
 loggers.add("jsonl", "harness.logging:no_more_loggers", log.JsonlConfig)
 loggers.add("wandb", "harness.logging.wandb:make", log.WandbConfig)
 loggers.add("tensorboard", "harness.logging.tensorboard:TensorBoardLogger", log.TensorBoardConfig)
-loggers.add("trackio", "harness.logging.trackio:TrackioLogger", log.TrackioConfig)
 loggers.add("trace", "harness.logging.trace:TraceLogger", log.TraceConfig)
 
 # Made with (options): a harness.run.callbacks.Callback.

@@ -19,7 +19,7 @@ from harness import COMMANDS
 from harness.config.compose import CONF
 from harness.errors import ConfigError, install_command, nearest, show, suggest
 from harness.files import parse_yaml
-from harness.options.base import GONE, UnknownOption, join, paths
+from harness.options.base import GONE, GONE_VALUES, UnknownOption, join, paths
 from harness.options.run import CommandConfig, EnvConfig, RunConfig
 from harness.registry import GROUPS
 
@@ -127,6 +127,8 @@ def _no_choice(missing: str, options: Sequence[str]) -> str:
             f"install it with: {install_command('sweep')}"
         )
     group, _, name = missing.rpartition("/")
+    if (group, name) in GONE_VALUES:
+        return f"{group}={name}: there is no such {group}; {GONE_VALUES[group, name]}"
     if not group:
         return f"--config-name {name}: there is no such config; {suggest(name, options)}"
     hint = suggest(name, options, prefix=f"{group}=")

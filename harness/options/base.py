@@ -113,6 +113,8 @@ GONE = {
 }
 # Values of earlier versions, in the same way.
 GONE_VALUES = {
+    ("logger", "trackio"): "take wandb or tensorboard",
+    ("logger.wandb.artifacts", "code"): "take manifest, which has the commit and its changes",
     ("sync.wire", "delta"): "use float32, which is exact, or bfloat16, half the bytes",
 }
 
@@ -211,8 +213,9 @@ def convert(annotation: Any, value: Any, path: str) -> Any:
         if get_origin(annotation) is Literal and isinstance(value, str):
             near = nearest(value, map(str, get_args(annotation)))
             hint = f"; did you mean {near}?" if near else ""
-            if (path, value) in GONE_VALUES:
-                hint = f"; {GONE_VALUES[path, value]}"
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str) and (path, one) in GONE_VALUES:
+                hint = f"; {GONE_VALUES[path, one]}"
         text = f"{path}={show(value)}: expected {describe(annotation)}{hint}"
         raise ConfigError(text) from None
 

@@ -30,8 +30,8 @@ class WandbConfig(LoggerConfig):
     project: str = "lockstep"  # the project of the run
     entity: str | None = None  # the account or team; null: your own
     tags: list[str] = field(default_factory=list)  # of the run
-    # files of the run to keep there: manifest, code, checkpoint (the last one)
-    artifacts: list[Literal["manifest", "code", "checkpoint"]] = field(default_factory=list)
+    # files of the run to keep there: manifest (with the code's commit and changes), checkpoint
+    artifacts: list[Literal["manifest", "checkpoint"]] = field(default_factory=list)
     system_metrics: bool = False  # W&B's own, beside system/* in every record
 
 
@@ -48,16 +48,6 @@ class TensorBoardConfig(LoggerConfig):
 
     def check(self, config: Any) -> None:
         require("logger=tensorboard", "tensorboard", "tensorboard")
-
-
-@dataclass
-class TrackioConfig(LoggerConfig):
-    """Trackio's dashboard, local and offline: `trackio show --project lockstep` opens it."""
-
-    project: str = "lockstep"  # where the run is filed
-
-    def check(self, config: Any) -> None:
-        require("logger=trackio", "trackio", "trackio")
 
 
 @dataclass

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.report.text import show_progress
 
@@ -91,11 +92,19 @@ def parser() -> argparse.ArgumentParser:
     add("--target", type=number, help="score that counts as reached; by default gymnasium's")
     watch = "make the report again every S seconds while one of the runs is running"
     add("--watch", type=positive, metavar="S", help=watch)
-    wandb = "also hand the report to W&B, as a run in the sweep's group"
-    add("--wandb", choices=("offline", "online"), help=wandb)
-    add("--project", default="lockstep", help="project in W&B; by default lockstep")
+    add("--wandb", "--project", action=Removed, help=argparse.SUPPRESS)
     add("--compare", action="store_true", help="compare the dirs, setting by setting")
     return line
+
+
+class Removed(argparse.Action):
+    """An option of earlier versions."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(
+            "--wandb and --project were removed: W&B's own command uploads a report, wandb "
+            "artifact put --name lockstep/report --type report DIR/report"
+        )
 
 
 def number(text: str) -> float:

@@ -3,7 +3,6 @@
 `read_log` knows a format by the name of the file:
 
     events.out.tfevents.*     TensorBoard: the event files of one directory are one run
-    *.wandb                   a run that W&B stored offline
     *.csv                     a column for each metric; or W&B's export of a chart, which holds
                               several runs; or a metric of TorchRL's CSVLogger: files of one run
     *.json, *.jsonl           an object a line; nested ones are flattened with `/`
@@ -49,6 +48,10 @@ class Log:
 
 def read_log(file: Path) -> list[Log]:
     """The runs in a file; a `ValueError` says what is wrong with it."""
+    if file.suffix == ".wandb":
+        raise ValueError(
+            f"{file} is W&B's own format, which only W&B reads: export the run's history as CSV"
+        )
     reader = next((read for name, read in READERS.items() if file.match(name)), None)
     if reader is None:
         raise ValueError(f"{file} is of no format that is read: {', '.join(READERS)}")
@@ -154,24 +157,6 @@ def _of_markdown(text: str) -> dict[str, Any]:
     return {row[0].strip(): _plain(row[1].strip()) for row in rows[2:] if len(row) == 2}
 
 
-# -- W&B
-
-
-def _read_wandb(file: Path) -> list[Log]:
-    from harness.logging import wandb_offline  # and with it what loggers need
-
-    try:
-        rows = wandb_offline.records(file.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
-    settings = dict(_flat(wandb_offline.settings(rows), "."))
-    table = pd.DataFrame([dict(_flat(row)) for row in wandb_offline.history(rows)])
-    table = table.rename(columns={"_step": STEP, "_timestamp": TIME} if STEP not in table else {})
-    code = wandb_offline.exit_code(rows)
-    ending = {None: "its file has no end", 0: ""}.get(code, f"exit status {code}")
-    return [Log(wandb_offline.name(rows) or file.parent.name, table, settings, ending)]
-
-
 # -- what they share
 
 
@@ -204,7 +189,6 @@ def _plain(text: str) -> Any:
 
 READERS: dict[str, Callable[[Path], list[Log]]] = {
     "*tfevents*": _read_tensorboard,
-    "*.wandb": _read_wandb,
     "*.csv": _read_csv,
     "*.jsonl": _read_json,
     "*.json": _read_json,

@@ -61,8 +61,6 @@ def make(options: argparse.Namespace) -> bool:
     damaged = runs["problems"].map(bool).sum()
     show(for_terminal(report))
     show(f"\n{out / MARK}: {count(len(runs), 'run')}, {done} done, {damaged} with damaged files")
-    if options.wandb and not (running and options.watch):
-        upload(out / MARK, document, report, mode=options.wandb, project=options.project)
     return bool(running)
 
 
@@ -94,28 +92,3 @@ def save(out: Path, document: Document, data: dict[str, str]) -> None:
         write_atomic(out / FIGURES / f"{picture.slug}.svg", picture.svg)
     for name, content in data.items():
         write_atomic(out / DATA / name, content)
-
-
-def upload(page: Path, document: Document, report: Report, *, mode: str, project: str) -> None:
-    """Hand W&B the figures, the table of results, and each setting's score as a number."""
-    from harness.logging import wandb  # takes time to import
-
-    table = tables.results(report)
-    sweeps = [manifest.get("sweep") for manifest in report.plan.runs["manifest"]]
-    finals = [report.final(task) for task in report.plan.tasks]
-    wandb.upload(
-        page,
-        mode=mode,
-        project=project,
-        name=document.title,
-        group=next((sweep for sweep in sweeps if isinstance(sweep, str)), None),
-        numbers={
-            f"{f'{final.task}/' if len(finals) > 1 else ''}{setting}/{final.metric}": iqm.value
-            for final in finals
-            for (setting, measure), iqm in final.estimates.items()
-            if measure == "iqm"
-        },
-        figures={picture.slug: picture.png for picture in document.pictures()},
-        columns=list(table.columns),
-        rows=table.to_numpy(object).tolist(),
-    )

@@ -139,25 +139,6 @@ def test_logs_of_language_model_trainers_have_staleness(preset, lag, tmp_path):
     assert one.records["episode/return"].notna().all()
 
 
-def test_offline_files_of_wandb_have_settings_and_history(tmp_path, monkeypatch):
-    import wandb
-
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    config = {"seed": 3, "env_id": "CartPole-v1", "num_envs": 4}
-    with wandb.init(mode="offline", dir=tmp_path, config=config, name="ppo_one") as run:
-        for step in range(1, 6):
-            run.log({"charts/episodic_return": 10.0 * step, "global_step": 100 * step})
-    wandb.teardown()
-    more = 'files: "*.wandb"\nstep: global_step\npath: ""\noptions: {algo.name: ppo}'
-    (one,) = imported(tmp_path, "cleanrl", tmp_path, more)
-    assert one.name.endswith("ppo_one")
-    assert (one.seed, one.state) == (3, "done")
-    assert one.options["env.num_envs"] == 4
-    assert one.records["step"].tolist() == [100, 200, 300, 400, 500]
-    assert one.records["episode/return"].tolist() == [10, 20, 30, 40, 50]
-    assert one.records["time"].notna().all()
-
-
 def test_an_export_of_a_wandb_chart_holds_several_runs(tmp_path):
     """In the layout of the export in W&B's interface, which no command makes."""
     columns = ["global_step"]
