@@ -148,9 +148,14 @@ $(PEERS): requirements-peers.lock
 	@touch $@
 
 # Single modules of these packages are loaded, so what they depend on is left out.
-$(CONTROLLERS): requirements-controllers.lock
+$(CONTROLLERS): requirements-controllers.lock benchmarks/controllers/repositories.txt
 	$(prepare)
 	.venv-controllers/bin/python -m pip install --no-deps -r requirements-controllers.lock
+	@rm -rf .venv-controllers/repositories && mkdir .venv-controllers/repositories
+	@grep -v '^#' benchmarks/controllers/repositories.txt | while read name url commit; do \
+		echo "fetching $$url"; \
+		git clone -q --filter=blob:none --no-checkout $$url .venv-controllers/repositories/$$name && \
+		git -C .venv-controllers/repositories/$$name checkout -q $$commit; done
 	@touch $@
 
 $(TRL): requirements-trl.lock pyproject.toml

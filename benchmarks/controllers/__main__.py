@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.controllers import areal, skyrl, torchtitan, virtual_time
+from benchmarks.controllers import areal, nemo_rl, skyrl, tinker, torchtitan, virtual_time
 from benchmarks.controllers.foreign import Missing
 from benchmarks.controllers.record import UPDATES, WORKLOADS, Record, Workload
 from benchmarks.controllers.setup import Setup
@@ -26,6 +26,8 @@ FRAMEWORKS: dict[str, Callable[[], list[Setup]]] = {
     "torchtitan": torchtitan.setups,
     "areal": areal.setups,
     "skyrl": skyrl.setups,
+    "tinker": tinker.setups,
+    "nemo_rl": nemo_rl.setups,
 }
 
 
@@ -116,13 +118,14 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, help="a folder for the trace of each oldest sample")
     options = parser.parse_args()
     print(head(), flush=True)
-    broken = []
+    broken, missing = [], False
     for name in options.only:
         try:
             setups = FRAMEWORKS[name]()
         except Missing as error:
             print(f"benchmarks.controllers: {error}", file=sys.stderr)
-            return 2
+            missing = True
+            continue
         for number, setup in enumerate(setups):
             results = outcomes(setup, options.seeds)
             print(row(setup, results), flush=True)
@@ -135,7 +138,7 @@ def main() -> int:
                 oldest.save(options.traces / f"{name}-{number}.jsonl", program)
     for promise in broken:
         print(f"not kept: {promise}", file=sys.stderr)
-    return 0
+    return 2 if missing else 0
 
 
 if __name__ == "__main__":

@@ -134,5 +134,5 @@ def installed(path: str) -> Path:
 
 
 def cloned(path: str) -> Path:
-    """A file of a repository among the sources of the frameworks."""
-    return ENVIRONMENT / "src" / path
+    """A file of a repository in the environment of the frameworks."""
+    return ENVIRONMENT / "repositories" / path
