@@ -1,4 +1,4 @@
-"""NeMo RL's staleness samplers over its TQReplayBuffer: one object for admission, choice and drop."""
+"""NeMo RL's staleness samplers over its TQReplayBuffer: one object admits, chooses and drops."""
 
 from __future__ import annotations
 
