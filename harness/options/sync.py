@@ -97,6 +97,10 @@ class SyncConfig(Options):
             **added,
         }
 
+    def resolved(self, config: Any) -> dict[str, Any]:
+        """What options that are null stand for in a run with this `Config`."""
+        return {}
+
     def check(self, config: Any) -> None:
         self._check_pair(config.collector)
         if self.apply_at == "episode" and config.env.num_envs != 1:
@@ -277,8 +281,16 @@ class SharedMemConfig(SendingConfig):
     """Each version is written once into shared memory; workers take the newest."""
 
     name: str = "shared_mem"
-    # let parameters point at the shared block, read-only, instead of copying it
-    zero_copy: bool = False
+    # let parameters point at the shared block, read-only, instead of copying it; null: wherever
+    # that is possible, in CPU memory and with wire=float32
+    zero_copy: bool | None = None
+
+    def resolved(self, config: Any) -> dict[str, Any]:
+        if self.zero_copy is not None:
+            return {}
+        devices = config.collector.devices.policy
+        on_cpu = {"cpu"} == set(devices if isinstance(devices, list) else [devices])
+        return {"zero_copy": on_cpu and self.wire == "float32"}
 
     def check(self, config: Any) -> None:
         super().check(config)

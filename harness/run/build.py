@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,13 @@ from torch import Tensor
 from collectors import BaseCollector, ReplayBuffer
 from collectors.rollout.seeds import untouched_streams
 from harness.algorithms.interface import Learner, Setup
+from harness.environments.evaluate import Carried
 from harness.environments.factory import EnvFactory, alters_returns, single
 from harness.environments.trial import try_out
 from harness.environments.wrappers import KEY, UNKNOWN
 from harness.errors import ConfigError, ImpossiblePair
 from harness.numbers import count
 from harness.options.run import Config, EnvConfig
-from harness.options.sync import SyncConfig
 from harness.registry import algorithms, callbacks, collectors, schemes
 from harness.run.callbacks import Callback
 from harness.run.free_running import FreeRunning
@@ -72,6 +73,33 @@ def show_observations(config: Config, learner: Learner) -> None:
     if num_frames := config.algo.sampled_frames:
         make_env = EnvFactory(single(config.env), plugins=tuple(config.plugins))
         learner.algorithm.observe(sample_observations(make_env, num_frames, seed=config.seed))
+
+
+def try_policy(config: Config, learner: Learner) -> None:
+    """Act once with a policy of the user's; `ConfigError` if it writes to its parameters.
+
+    A worker that reads them in shared memory would be ended by the write.
+    """
+    in_place = config.sync.resolved(config).get(
+        "zero_copy", getattr(config.sync, "zero_copy", None)
+    )
+    packages = {type(part).__module__.partition(".")[0] for part in learner.policy.modules()}
+    if not in_place or config.collector.simulates or packages <= {"harness", "torch"}:
+        return
+    observations, actions = spaces(config)
+    policy = deepcopy(learner.policy)
+    before = {name: parameter._version for name, parameter in policy.named_parameters()}
+    with untouched_streams(), torch.no_grad(), suppress(Exception):  # a worker says where it failed
+        Carried(policy, 1, actions).act(torch.as_tensor(observations.sample())[None], [0])
+    for (name, parameter), own in zip(
+        policy.named_parameters(), learner.policy.parameters(), strict=True
+    ):
+        if parameter._version != before[name] or not torch.equal(parameter, own):
+            raise ConfigError(
+                f"sync.zero_copy=true: the policy writes to its parameter {name!r} when it acts, "
+                "but workers read their parameters in shared memory, where they are read-only; use "
+                "sync.zero_copy=false"
+            )
 
 
 def spaces(config: Config) -> tuple[Space[Any], Space[Any]]:
@@ -136,17 +164,17 @@ def _close(env: Env[Any, Any] | VectorEnv, config: EnvConfig) -> None:
         raise ConfigError(f"env.id={config.id} cannot be closed: {error}") from error
 
 
-def make_scheme(config: SyncConfig, *, simulated: bool = False) -> WeightSyncScheme:
+def make_scheme(config: Config) -> WeightSyncScheme:
     """The sync scheme, not yet connected to anything.
 
-    simulated: for virtual workers, which keep of it what it does to the weights.
+    For virtual workers, it keeps what it does to the weights.
     """
-    if simulated:
-        arguments = config.arguments()
+    arguments = config.sync.arguments() | config.sync.resolved(config)
+    if config.collector.simulates:
         return SimulatedWeightSyncScheme(
             **{key: arguments[key] for key in EFFECTS if key in arguments}
         )
-    return schemes.get(config.name).load()(**config.arguments())
+    return schemes.get(config.sync.name).load()(**arguments)
 
 
 def describe_sync(config: Config, scheme: WeightSyncScheme) -> str:
@@ -155,7 +183,10 @@ def describe_sync(config: Config, scheme: WeightSyncScheme) -> str:
     workers = count(num_workers, "worker")
     lag = getattr(config.sync, "lag", 0)
     lag = lag.get("kind", lag) if isinstance(lag, dict) else lag
-    return f"{scheme.mechanism}, {workers} {config.collector.place}, {scheme.wire}, added lag {lag}"
+    zero_copy = vars(scheme).get("zero_copy")  # where that is a choice
+    way = "" if zero_copy is None else ", read in place" if zero_copy else ", copied"
+    place = config.collector.place
+    return f"{scheme.mechanism}{way}, {workers} {place}, {scheme.wire}, added lag {lag}"
 
 
 def make_collector(

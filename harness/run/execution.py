@@ -40,6 +40,7 @@ from harness.run.build import (
     make_scheme,
     show_observations,
     try_environment,
+    try_policy,
 )
 from harness.run.checkpoints import CheckpointError, Checkpoints
 from harness.run.directory import RunDir, RunDirInUse
@@ -106,6 +107,7 @@ def own_state(*, seed: int, num_threads: int) -> Iterator[None]:
 def _execute(plan: RunPlan) -> Outcome:
     try_environment(plan.config)
     learner = make_learner(plan.config)
+    try_policy(plan.config, learner)
     state = saved_state(plan, learner) if plan.resume else None
     if plan.skip_done and RunDir(plan.directory).is_interrupted_with(plan.yaml):
         try:
@@ -189,7 +191,8 @@ def open_directory(plan: RunPlan) -> RunDir:
         if plan.resume:
             return RunDir.reopen(plan.directory, config=plan.yaml)
         origin = manifest(seed=plan.config.seed, overrides=plan.overrides)
-        origin |= {"sweep": plan.sweep, "wandb_id": secrets.token_hex(4)}
+        resolved = {f"sync.{k}": v for k, v in plan.config.sync.resolved(plan.config).items()}
+        origin |= {"sweep": plan.sweep, "wandb_id": secrets.token_hex(4), "resolved": resolved}
         if plan.branch is not None:
             origin["branch"] = plan.branch.origin
         run_dir = RunDir.open(
@@ -258,7 +261,7 @@ class Execution:
                 log.warning(text)
             if self.state is None:
                 show_observations(config, self.learner)
-            scheme = make_scheme(config.sync, simulated=config.collector.simulates)
+            scheme = make_scheme(config)
             stack.callback(scheme.shutdown)
             published = self._published(scheme)
             collector = make_collector(config, self.learner, scheme, self.run_dir.schedule)

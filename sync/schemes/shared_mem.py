@@ -48,7 +48,10 @@ def version_and_block(word: int) -> tuple[int, int]:
     return (word >> 16) - 1, word & 0xFFFF
 
 
-SEGFAULT_HINT = "; did it write to its parameters? With zero_copy=True they are read-only there"
+SEGFAULT_HINT = (
+    "; did it write to its parameters? With zero_copy=True they are read-only there; "
+    "zero_copy=False gives it its own"
+)
 
 
 class Board:

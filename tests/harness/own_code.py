@@ -1,4 +1,4 @@
-"""An environment, an objective and a callback of a user's own, with a mistake in each."""
+"""An environment, an objective, a callback and a model of a user's own, with a mistake in each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
+from torch import Tensor, nn
 
+from harness.models.encoders import Encoder
 from harness.options.base import Options
-from harness.registry import callbacks, objectives
+from harness.options.models import ModelConfig
+from harness.registry import callbacks, models, objectives
 from harness.run.callbacks import Callback
 
 
@@ -73,3 +77,29 @@ class Stumbling(Callback):
 
     def _look_up(self, metrics: dict[str, float]) -> None:
         metrics["no_such_metric"] += 1
+
+
+@dataclass
+class RestlessConfig(ModelConfig):
+    """A linear layer that writes to its weights when it acts."""
+
+    own_critic = True
+
+    name: str = "restless"
+    by: str = "add"
+
+
+@models.register("restless", options=RestlessConfig)
+class Restless(Encoder):
+    def __init__(self, config: RestlessConfig, space: gym.spaces.Box):
+        super().__init__()
+        self.num_features, self.by = 8, config.by
+        self.inputs = nn.Linear(space.shape[0], 8)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            with torch.no_grad():
+                self.inputs.weight.mul_(1.0) if self.by == "mul" else self.inputs.weight.data.add_(
+                    1e-6
+                )
+        return self.inputs(observation)

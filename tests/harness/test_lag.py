@@ -102,12 +102,12 @@ def test_a_run_shows_its_warnings_at_the_start(capfd):
     ],
 )
 def test_a_lag_is_a_number_or_a_mapping(overrides, lag):
-    assert make_scheme(config_of(*overrides).sync).lag == lag
+    assert make_scheme(config_of(*overrides)).lag == lag
 
 
 def test_a_tear_is_a_group_and_follows_the_seed():
     def tear(*overrides):
-        return make_scheme(config_of(*overrides).sync).tear
+        return make_scheme(config_of(*overrides)).tear
 
     assert tear() is tear("sync.tear.span=3") is None
     assert tear("sync.tear.share=0.2", "seed=5") == Tear(share=0.2, seed=5)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.registry import callbacks, objectives
+from harness.registry import callbacks, models, objectives
 from tests.harness.small import SMALL
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -20,7 +20,7 @@ INTO = "hydra.run.dir=run"
 
 @pytest.fixture(autouse=True)
 def registered_for_a_test(monkeypatch):
-    for registry in (objectives, callbacks):
+    for registry in (objectives, callbacks, models):
         monkeypatch.setattr(registry, "_parts", {**registry._parts})
     yield
     sys.modules.pop("tests.harness.own_code", None)
@@ -83,3 +83,21 @@ def test_an_objective_that_returns_a_tensor_is_told_what_to_return(capsys):
     assert (
         "the objective loss_itself returned a Tensor; expected Gain(gain, log_ratio, bou" in error
     )
+
+
+RESTLESS = (*SMALL[:6], *SMALL[7:], PLUGIN, "model=restless", "collector=multi_sync", INTO)
+
+
+@pytest.mark.parametrize("by", ["add", "mul"])
+def test_a_model_that_writes_to_its_parameters_is_named_before_workers_start(by, capsys):
+    assert run.main([*RESTLESS, f"model.by={by}"]) == 2
+    error = capsys.readouterr().err
+    assert "writes to its parameter" in error
+    assert "inputs.weight" in error
+    assert error.endswith("use sync.zero_copy=false\n")
+    assert not Path("run").exists()
+
+
+def test_a_model_that_writes_to_its_parameters_may_do_so_in_memory_of_its_own(capsys):
+    assert run.main([*RESTLESS, "sync.zero_copy=false"]) == 0
+    assert "sync: shared memory, copied, 2 workers" in capsys.readouterr().out

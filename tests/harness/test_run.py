@@ -75,7 +75,7 @@ OPTIONS = {
 
 MECHANISMS = {
     "none": "no weights travel",
-    "shared_mem": "shared memory",
+    "shared_mem": "shared memory, read in place",
     "multiprocess": "messages",
     "hogwild": "the trainer's own memory",
 }
@@ -150,7 +150,7 @@ def test_how_weights_travel_is_said_in_a_line():
 def test_a_run_leaves_its_directory_and_its_last_record_holds_what_no_record_has_told(capfd):
     status, directory = start(*SMALL, "collector=single", "log_every_frames=1000000")
     assert status == 0
-    said = "sync: shared memory, 1 worker in this process, float32, added lag 0"
+    said = "sync: shared memory, read in place, 1 worker in this process, float32, added lag 0"
     assert f"\n{said}\nwriting to" in capfd.readouterr().out
     assert {file.name for file in directory.iterdir()} == {
         "checkpoints",
@@ -264,6 +264,21 @@ def test_every_possible_pair_runs_with_each_option_of_its_parts(collector, sync,
     if not preempts and "env.vectorisation=native" not in options:  # else batches have gaps
         assert last["step"] == 384
         assert last["policy/version"] == (1 if "sync.interval=2" in options else 3)
+
+
+@pytest.mark.parametrize("collector", ["single", "multi_sync"])
+def test_a_run_has_the_same_bits_whether_its_workers_copy_the_weights(collector):
+    directories, resolved = {}, {}
+    for value in ("null", "true", "false"):
+        given = (*SMALL, f"collector={collector}", f"sync.zero_copy={value}")
+        status, directory = start(*given, into=f"zero_copy_{value}")
+        assert status == 0
+        directories[value] = directory
+        resolved[value] = read_json(directory / "manifest.json")["resolved"]
+    for value in ("true", "false"):
+        assert without_times(directories[value]) == without_times(directories["null"])
+        assert same_weights(directories[value], directories["null"])
+    assert resolved == {"null": {"sync.zero_copy": True}, "true": {}, "false": {}}
 
 
 @pytest.mark.parametrize(("sync", "collector"), IMPOSSIBLE)

@@ -172,7 +172,7 @@ def test_without_synchronisation_there_is_nothing_but_the_publishing():
 def test_verified_policy_calls_are_counted_where_that_is_asked_for():
     for verify, counts in {"off": {}, "every": {"sync/verified_calls": 3}}.items():
         options = ["sync=multiprocess", f"sync.verify={verify}"]
-        with both_ends(make_scheme(config_of(*options).sync)) as (sender, receiver):
+        with both_ends(make_scheme(config_of(*options))) as (sender, receiver):
             meter = SyncMeter(sender, 1)
             act = receiver.watched(sender.model)
             for _ in range(3):

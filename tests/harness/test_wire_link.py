@@ -52,14 +52,14 @@ def records(directory: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_wire_is_taken_from_the_command_line(wire):
-    scheme = make_scheme(config_of(f"sync.wire={wire}").sync)
+    scheme = make_scheme(config_of(f"sync.wire={wire}"))
     assert scheme.wire == wire
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_may_be_changed_in_part(preset):
     overrides = [f"sync.link.preset={preset}", "sync.link.loss=0.25", "seed=9"]
-    scheme = make_scheme(config_of(*overrides).sync)
+    scheme = make_scheme(config_of(*overrides))
     known = PRESETS[preset]
     assert scheme.link == Link(known.latency_ms, known.jitter_ms, known.bandwidth_mbps, 0.25, 9)
 
@@ -67,7 +67,7 @@ def test_a_preset_may_be_changed_in_part(preset):
 def test_a_link_of_which_nothing_is_said_is_none():
     assert LinkConfig().make() is None
     assert LinkConfig(latency_ms=0.0, seed=7).make() is None
-    assert make_scheme(config_of().sync).link is None
+    assert make_scheme(config_of()).link is None
 
 
 @pytest.mark.parametrize(

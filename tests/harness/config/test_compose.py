@@ -21,7 +21,7 @@ def test_an_experiment_may_say_what_is_swept_and_the_command_line_wins():
     jobs = jobs_of_experiment("sync_ablation", "seed=7")
     assert len(jobs) == 24
     assert all("seed=7" in job for job in jobs)
-    assert {"sync=shared_mem", "collector=multi_sync"} <= {part for job in jobs for part in job}
+    assert {"sync=shared_copy", "collector=multi_sync"} <= {part for job in jobs for part in job}
 
 
 def test_what_is_not_swept_is_known():
