@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -10,7 +11,8 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 from typing import Any, NoReturn
 
 from sync.local.waiting import Watch, wait_for
@@ -77,6 +79,24 @@ def end_process(process: Any, watch: Watch, timeout: float) -> None:
     with contextlib.suppress(ValueError):  # it still runs, or an interrupted call has released it
         process.join(_KILL_AFTER_S)
         process.close()
+
+
+# -- in the fork server
+
+
+@atexit.register
+def _remove_listener() -> None:
+    """Remove the fork server's socket, whose folder a killed trainer leaves; see docs/internals.md.
+
+    A trainer knows the process of its server. A server that failed leaves the folder to the next.
+    """
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is None and server._forkserver_address is not None:
+        socket = Path(server._forkserver_address)
+        with contextlib.suppress(OSError):
+            socket.unlink(missing_ok=True)
+            if not hasattr(sys, "last_value"):
+                socket.parent.rmdir()
 
 
 # -- in the process that was started

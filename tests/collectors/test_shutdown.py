@@ -410,3 +410,42 @@ def test_a_collector_is_neither_copied_nor_pickled(duplicate):
         with pytest.raises(TypeError, match="a Collector cannot be copied or pickled"):
             duplicate(collector)
         assert collector.next().numel() == 4
+
+
+LISTENING = """
+import signal
+from multiprocessing import forkserver
+from collectors.workers.start_process import context
+
+if __name__ == "__main__":
+    process = context("forkserver").Process(target=int)
+    process.start()
+    process.join()
+    print(forkserver._forkserver._forkserver_pid, flush=True)
+    signal.pause()
+"""
+
+
+@LONG
+def test_the_fork_server_of_a_killed_trainer_leaves_no_socket(tmp_path):
+    script, temporary = tmp_path / "listening.py", tmp_path / "tmp"
+    script.write_text(LISTENING)
+    temporary.mkdir()
+    program = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert program.stdout is not None
+        server = int(program.stdout.readline())
+        assert list(temporary.glob("pymp-*/listener-*"))
+        program.kill()
+        program.wait()
+        wait_until(lambda: is_gone(server), 60.0)
+        assert not list(temporary.iterdir())
+    finally:
+        program.kill()
+        program.wait()
+        program.stdout.close()
