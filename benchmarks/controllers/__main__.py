@@ -17,17 +17,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.controllers import areal, nemo_rl, skyrl, tinker, torchtitan, virtual_time
+from benchmarks.controllers import (
+    areal,
+    nemo_rl,
+    prime_rl,
+    skyrl,
+    tinker,
+    torchtitan,
+    trl,
+    verl,
+    virtual_time,
+)
 from benchmarks.controllers.foreign import Missing
 from benchmarks.controllers.record import UPDATES, WORKLOADS, Record, Workload
 from benchmarks.controllers.setup import Setup
 
 FRAMEWORKS: dict[str, Callable[[], list[Setup]]] = {
     "torchtitan": torchtitan.setups,
+    "prime_rl": prime_rl.setups,
+    "verl": verl.setups,
+    "nemo_rl": nemo_rl.setups,
+    "trl": trl.setups,
     "areal": areal.setups,
     "skyrl": skyrl.setups,
     "tinker": tinker.setups,
-    "nemo_rl": nemo_rl.setups,
 }
 
 
@@ -65,7 +78,7 @@ def run_once(setup: Setup, workload: Workload, seed: int, updates: int = UPDATES
 
     async def bounded() -> None:
         await asyncio.wait_for(setup.run(record), timeout=1000.0 * updates)  # in virtual time
-        record.time = asyncio.get_running_loop().time()
+        record.time = record.time or asyncio.get_running_loop().time()
 
     virtual_time.run(bounded(), seed)
     return record

@@ -105,13 +105,17 @@ def _stubs(roots: Sequence[str], contents: Mapping[str, Mapping[str, Any]]) -> I
 
 
 def load(
-    path: Path, stubs: Sequence[str], contents: Mapping[str, Mapping[str, Any]] | None = None
+    path: Path,
+    stubs: Sequence[str],
+    contents: Mapping[str, Mapping[str, Any]] | None = None,
+    name: str | None = None,
 ) -> Any:
     """The module in this file, where all packages in `stubs` are stubs.
 
     contents: of modules among the stubs, by name: what is to be real in them.
+    name: of the module, where it imports others relative to itself.
     """
-    name = f"foreign_{path.stem}"
+    name = name or f"foreign_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise Missing(f"{path} is not there: run `make controllers`")
@@ -121,7 +125,7 @@ def load(
         try:
             spec.loader.exec_module(module)
         finally:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
     return module
 
 
