@@ -59,7 +59,7 @@ def setups() -> list[Setup]:
             bound="max_off_policy_steps",
             most=LIMIT,
             theirs="TrainSink, min_fresh_version",
-            ours="its dispatcher, with groups of one; its orchestrator, with TARGET_LAG; the trainer",
+            ours="its dispatcher with groups of one, its orchestrator with TARGET_LAG, the trainer",
             run=run,
         )
     ]
@@ -134,8 +134,7 @@ async def _run(module: Any, utils: Any, record: Record) -> None:
             if batch is None:
                 continue
             async with changed:
-                required = progress.step - 1 - TARGET_LAG
-                await changed.wait_for(lambda: record.version >= required)
+                await changed.wait_for(lambda: record.version >= progress.step - 1 - TARGET_LAG)
             await batches.put(sorted(shipped))
             progress.step += 1
 

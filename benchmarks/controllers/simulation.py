@@ -1,4 +1,4 @@
-"""Virtual time for controllers that poll or block: they run as they are, and time passes for them."""
+"""Virtual time for controllers that poll or block: it passes while they wait."""
 
 from __future__ import annotations
 
