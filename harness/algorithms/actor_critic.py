@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from collectors import next_observations
 from harness.algorithms.interface import Algorithm, Setup
+from harness.algorithms.optimisers import Optimiser, seeded
 from harness.algorithms.returns import continues
-from harness.algorithms.state import Optimiser, seeded
 from harness.models.encoders import RecurrentEncoder, encoder, flat, orthogonal
 from harness.models.heads import action_head
 from harness.models.normalise import Normaliser
@@ -133,12 +133,6 @@ class ActorCritic(Algorithm):
     optimiser: Optimiser
 
     def __init__(self, config: PPOConfig | IMPALAConfig, setup: Setup):
-        if config.compile and setup.model.recurrent:
-            # torch 2.13 gives a wrong gradient for the input weights of an LSTM's cell, silently.
-            raise ValueError(
-                f"algo.compile=true model={setup.model.name}: models with memory are not "
-                "compiled, since that of an LSTM gets a wrong gradient; expected false"
-            )
         self.config = config
         self.device = setup.device
         self.total_frames = setup.total_frames
@@ -188,12 +182,6 @@ class ActorCritic(Algorithm):
             rows |= {"state": batch["state"][:, 0].clone(), "starts": starts}
         return rows
 
-    def view(
-        self, batch: TensorDictBase, rows: dict[str, Tensor], length: int | None = None
-    ) -> View:
-        """Evaluate every frame of a batch, and what followed it: see `evaluate`."""
-        return self.evaluate(rows | self.following(batch), length)
-
     def following(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Where the rows of a batch go on, and what followed where they are cut."""
         mask = batch["collector", "mask"]
@@ -202,38 +190,49 @@ class ActorCritic(Algorithm):
         next_inputs = self.policy.prepare(next_observations(batch, cut))
         return {"continues": goes_on, "cut": cut, "next_inputs": next_inputs}
 
-    def evaluate(self, part: dict[str, Tensor], length: int | None = None) -> View:
+    def view(self, part: dict[str, Tensor], length: int | None = None) -> View:
         """Evaluate every frame of rows [E, T], and what followed it.
 
-        What followed is the row's next frame. Where the row is cut it has a value in "ends", or
-        that of "next_inputs". `length`: the frames that gradients of a recurrent policy go back
+        What followed is the row's next frame; where the row is cut, it is "next_inputs", or has
+        its value in "ends". length: the frames that gradients of a recurrent policy go back
         through; None: those of the row.
         """
-        policy, network, states, next_features = self.policy, self.policy.encoder, None, None
+        policy, network, states = self.policy, self.policy.encoder, None
         if isinstance(network, RecurrentEncoder):
             features, states = _unroll(network, part, length or part["cut"].shape[1])
-            with torch.no_grad():
-                next_features, _ = network(part["next_inputs"], states[part["cut"]])
         else:
             features = network(part["inputs"].flatten(0, 1)).unflatten(0, part["cut"].shape)
         parameters, value = policy.head(features), self.critic(part["inputs"], features)
-        ends = part["ends"] if "ends" in part else self.ends(part, next_features)
+        ends = part["ends"] if "ends" in part else self.ends(part, states)
         next_value = torch.where(part["cut"], ends, value.detach().roll(-1, 1))
         log_prob = policy.head.log_prob(parameters, part["action"])
         return View(log_prob, parameters, value, next_value, part["continues"], states)
 
     @torch.no_grad()
-    def ends(self, part: dict[str, Tensor], features: Tensor | None = None) -> Tensor:
+    def ends(self, part: dict[str, Tensor], states: Tensor | None = None) -> Tensor:
         """The values of what followed where rows are cut, and zero elsewhere.
 
-        features: of "next_inputs"; None: those that the policy's encoder gives.
+        states: of a recurrent policy, after each frame.
         """
-        next_inputs = part["next_inputs"]
-        if features is None:
-            shared = self.critic.encoder is None
-            features = self.policy.encoder(next_inputs) if shared else next_inputs
+        features = next_inputs = part["next_inputs"]
+        if isinstance(self.policy.encoder, RecurrentEncoder):
+            assert states is not None
+            features, _ = self.policy.encoder(next_inputs, states[part["cut"]])
+        elif self.critic.encoder is None:
+            features = self.policy.encoder(next_inputs)
         value = self.critic(next_inputs, features)
         return value.new_zeros(part["cut"].shape).masked_scatter(part["cut"], value)
+
+    def step(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A gradient step on the loss of a part; what to report of it."""
+        loss, measured = self.loss(part)
+        scale = float(measured.get("step_scale", 1.0))  # of the learning rate
+        norm = self.optimiser.step(loss, self.config.max_grad_norm, scale)
+        return {**measured, "grad_norm": norm}
+
+    def loss(self, part: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a part, and what to report of it."""
+        raise NotImplementedError
 
 
 def _unroll(
@@ -250,49 +249,3 @@ def _unroll(
         return parts[0]
     all_features, states = zip(*parts, strict=True)
     return torch.cat(all_features, dim=1), torch.cat(states, dim=1)
-
-
-def trajectories(rows: dict[str, Tensor], usable: Tensor) -> dict[str, Tensor]:
-    """Cut rows [E, T] into trajectories [N, L] of the longest's length, as far as they lie in them.
-
-    Those without a usable frame are left out; "mask" says which frames of the others to learn from.
-    """
-    ids = rows["trajectory"]
-    begins = torch.ones_like(ids, dtype=torch.bool)
-    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    number = begins.flatten().cumsum(0) - 1
-    first = begins.flatten().nonzero().squeeze(1)
-    place = torch.arange(len(number), device=ids.device) - first[number]
-    shape = (len(first), int(place.max()) + 1)
-    cut = {}
-    for key, value in {**rows, "mask": usable}.items():
-        cut[key] = value.new_zeros((*shape, *value.shape[2:]))
-        cut[key][number, place] = value.flatten(0, 1)
-    chosen = cut["mask"].any(1)
-    return {key: value[chosen] for key, value in cut.items()}
-
-
-def sequences(rows: dict[str, Tensor], usable: Tensor, length: int) -> dict[str, Tensor]:
-    """Cut rows [E, T] into sequences [S, length].
-
-    Those without a usable frame are left out; "mask" says which frames of the others to learn from.
-    """
-    padding = -usable.shape[1] % length
-    cut = {}
-    for key, value in {**rows, "mask": usable}.items():
-        padded = torch.cat([value, value[:, -1:].expand(-1, padding, *value.shape[2:])], dim=1)
-        cut[key] = padded.unflatten(1, (-1, length)).flatten(0, 1)
-    if padding:
-        cut["mask"].unflatten(0, (len(usable), -1))[:, -1, -padding:] = False
-    chosen = cut["mask"].any(1)
-    return {key: value[chosen] for key, value in cut.items()}
-
-
-def states_before(places: Tensor, first: Tensor, states: Tensor) -> Tensor:
-    """The state before each of these frames, numbered through rows [E, T].
-
-    first: before each row; states: after each frame.
-    """
-    row, step = places // states.shape[1], places % states.shape[1]
-    begins_row = (step == 0).view(-1, *[1] * (first.dim() - 1))
-    return torch.where(begins_row, first[row], states[row, step - 1])

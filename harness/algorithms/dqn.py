@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from collectors.data.prioritised_replay import PrioritisedReplayBuffer
-from harness.algorithms.gradient_step import GradientStep
 from harness.algorithms.interface import ReplayAlgorithm, Setup
-from harness.algorithms.state import Adam, follow, seeded
+from harness.algorithms.optimisers import Adam, follow, seeded
 from harness.models.encoders import encoder, flat, mlp, orthogonal
 from harness.models.heads import wants_sample
 from harness.options.algorithms import DQNConfig
@@ -131,13 +130,6 @@ class DQN(ReplayAlgorithm):
         self.network = network
         self.target_network = copy.deepcopy(network).requires_grad_(False)
         self.optimiser = Adam(network.parameters(), config.learning_rate)
-        self.step = GradientStep(
-            self.loss,
-            [network],
-            self.optimiser,
-            max_norm=config.max_grad_norm,
-            compiled=config.compile,
-        )
         if config.n_steps > 1 or config.prioritised:
             self.replay = PrioritisedReplayBuffer(
                 config.buffer_size,
@@ -192,6 +184,12 @@ class DQN(ReplayAlgorithm):
         if ("replay", "discount") in samples.keys(True):
             part["discount"] = samples["replay", "discount"]
         return part
+
+    def step(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A gradient step on the loss of replayed frames; what to report of it."""
+        loss, measured = self.loss(part)
+        norm = self.optimiser.step(loss, self.config.max_grad_norm)
+        return {**measured, "grad_norm": norm}
 
     def loss(self, part: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of replayed frames, and what to report of it."""

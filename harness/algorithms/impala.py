@@ -11,11 +11,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from harness.algorithms.actor_critic import ActorCritic, of_counting
-from harness.algorithms.gradient_step import GradientStep
 from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import mean
+from harness.algorithms.optimisers import Adam, Optimiser, RMSProp
 from harness.algorithms.returns import Steps, explained_variance, vtrace
-from harness.algorithms.state import Adam, Optimiser, RMSProp
 from harness.measures import Means
 from harness.options.algorithms import IMPALAConfig
 
@@ -28,14 +27,6 @@ class IMPALA(ActorCritic):
     def __init__(self, config: IMPALAConfig, setup: Setup):
         super().__init__(config, setup)
         self.optimiser = self._make_optimiser()
-        self.step = GradientStep(
-            self.loss,
-            [self.policy, self.critic],
-            self.optimiser,
-            max_norm=config.max_grad_norm,
-            compiled=config.compile,
-            varying=("places", "counts"),
-        )
 
     def _make_optimiser(self) -> Optimiser:
         config = self.config
@@ -61,8 +52,6 @@ class IMPALA(ActorCritic):
         }
         part, means = self.part(batch, usable), Means()
         for epoch in range(config.epochs):
-            if not self.policy.is_recurrent:
-                part["ends"] = self.ends(part | self.following(batch))
             measured = self.step(part) if usable.any() else self.loss(part)[1]
             log_ratio, targets, value = (measured.pop(x) for x in ("log_ratio", "targets", "value"))
             if epoch == 0:
@@ -80,8 +69,6 @@ class IMPALA(ActorCritic):
         """What the loss is computed from: rows [E, T], and the places of frames to learn from."""
         present = self.present(batch, usable)
         part = self.rows(batch) | self.following(batch)
-        if not self.policy.is_recurrent:
-            del part["next_inputs"]  # `ends` takes their place
         reward = batch["next", "reward"]
         part["reward"] = reward.clamp(-1, 1) if self.config.clip_rewards else reward
         part["terminated"] = batch["next", "terminated"]
@@ -96,7 +83,7 @@ class IMPALA(ActorCritic):
     def loss(self, part: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch, and what to report of it."""
         config, counts = self.config, part.get("counts")
-        view = self.evaluate(part, self.sequence_length)
+        view = self.view(part, self.sequence_length)
         log_ratio = view.log_prob.detach() - part["behaviour"]
         log_ratio = torch.where(part["is_random"], 0, log_ratio)
         value = view.value.detach()

@@ -13,29 +13,17 @@ from gymnasium.spaces import Box
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from harness.algorithms.actor_critic import (
-    OF_VALUES,
-    ActorCritic,
-    of_counting,
-    sequences,
-    states_before,
-    trajectories,
-)
-from harness.algorithms.gradient_step import GradientStep
+from harness.algorithms.actor_critic import OF_VALUES, ActorCritic, of_counting
 from harness.algorithms.interface import Ratios, Setup
+from harness.algorithms.minibatches import layout
 from harness.algorithms.objectives import Frames, Objective, kl_estimate, mean, objective
+from harness.algorithms.optimisers import Adam, Averaged
 from harness.algorithms.returns import Returns, Steps, explained_variance, gae, vtrace
-from harness.algorithms.state import Adam, Averaged
 from harness.errors import ConfigError, show
 from harness.measures import Means
 from harness.models.normalise import DiscountedReturns, Normaliser
 from harness.options.algorithms import PPOConfig
 from lockstep_check.ages import age
-
-FRAME = (  # what a minibatch has of each frame
-    *("action", "inputs", "behaviour", "proximal", "old_value", "advantage", "target"),
-    *("trajectory", "age", "counts"),
-)
 
 
 class PPO(ActorCritic):
@@ -58,14 +46,10 @@ class PPO(ActorCritic):
         self.statistics = {"rewards": self.reward_normaliser}
         if self.policy.normaliser is not None:
             self.statistics["observations"] = self.policy.normaliser
-        self.step = GradientStep(
-            self.loss,
-            [self.policy, self.critic],
-            self.optimiser,
-            max_norm=config.max_grad_norm,
-            compiled=config.compile,
-            varying=FRAME,
-            usual=config.minibatch_size,
+        self.layout = layout(
+            recurrent=self.policy.is_recurrent,
+            whole_trajectories=self.objective.needs("whole_trajectories"),
+            length=self.sequence_length,
         )
 
     def update(self, batch: TensorDictBase, version: int) -> dict[str, float]:
@@ -105,7 +89,7 @@ class PPO(ActorCritic):
         config, mask, versions = self.config, batch["collector", "mask"], batch["policy_version"]
         usable, rows = self.usable(batch, version), self.rows(batch)
         present = self.present(batch, usable)
-        view = self.view(batch, rows)
+        view = self.view(rows | self.following(batch))
         behaviour = batch["action_log_prob"]
         log_ratio = torch.where(versions >= 0, view.log_prob - behaviour, 0)  # 0: random actions
         self.ratios = Ratios(log_ratio[usable], versions[usable])
@@ -124,19 +108,7 @@ class PPO(ActorCritic):
             "dropped": int((mask & ~usable).sum()),
             "explained_variance": explained_variance(returns.targets, view.value, mask),
         }
-        if view.states is None:
-            if self.objective.needs("whole_trajectories"):
-                return trajectories(rows, present), metrics
-            return {key: x[present] for key, x in rows.items()}, metrics
-        state = rows.pop("state")
-        rows["place"] = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
-        if self.objective.needs("whole_trajectories"):
-            frames = trajectories(rows, present)
-        else:
-            frames = sequences(rows, present, min(self.sequence_length, mask.shape[1]))
-        # Each begins with the learner's state, and not with that of the worker.
-        frames["state"] = states_before(frames.pop("place")[:, 0], state, view.states)
-        return frames, metrics
+        return self.layout.arrange(rows, present, view.states), metrics
 
     def returns(self, batch: TensorDictBase, steps: Steps, log_ratio: Tensor) -> Returns:
         """What every frame is worth."""
@@ -150,17 +122,8 @@ class PPO(ActorCritic):
         """The frames, sequences or trajectories in random order, in parts of nearly equal size."""
         count, size = len(frames["action"]), self.config.minibatch_size
         order = torch.randperm(count, generator=self.generator).to(self.device)
-        if self.objective.needs("whole_trajectories"):
-            for places in split_evenly(order, frames["mask"].sum(1), size):
-                part = {key: value[places] for key, value in frames.items()}
-                numbers = torch.arange(len(places), device=self.device)
-                part["trajectory"] = numbers[:, None].expand_as(part["mask"])
-                yield part if self.policy.is_recurrent else flattened(part)
-            return
-        if self.policy.is_recurrent:
-            size = max(1, size // frames["mask"].shape[1])
-        for places in order.tensor_split(max(1, round(count / size))):
-            yield {key: value[places] for key, value in frames.items()}
+        for places in self.layout.split(frames, order, size):
+            yield self.layout.take(frames, places)
 
     def loss(self, part: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of one minibatch, and what to report of it."""
@@ -176,8 +139,7 @@ class PPO(ActorCritic):
             part["anchor"] = self.averaged_log_prob(part)
         if self.objective.needs("needs_scores"):
             part["scores"] = self.scores(features.detach(), part["action"])
-        if "mask" in part:
-            part = flattened(part)
+        part = self.layout.frames(part)
         advantages = part["advantage"]
         if config.normalise_advantages and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -225,21 +187,6 @@ def check_objective(objective: Objective, config: PPOConfig, setup: Setup) -> No
             f"of {setup.action_space} have densities; expected discrete actions, or "
             f"algo.objective={objective.options.instead}"
         )
-
-
-def split_evenly(order: Tensor, lengths: Tensor, size: int) -> Iterator[Tensor]:
-    """Cut an order of trajectories into parts with nearly the same number of frames."""
-    ends = lengths[order].cumsum(0)
-    count = max(1, round(int(ends[-1]) / size))
-    middles = ends - 0.5 * lengths[order]
-    which = (middles * count / ends[-1]).long()
-    return (order[which == number] for number in range(count) if (which == number).any())
-
-
-def flattened(part: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The frames of sequences or trajectories, one after another, without the padding."""
-    mask = part["mask"]
-    return {key: x[mask] for key, x in part.items() if key not in ("state", "mask")}
 
 
 def value_loss_of(

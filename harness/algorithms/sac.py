@@ -14,9 +14,8 @@ from tensordict.nn import interaction_type
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from harness.algorithms.gradient_step import GradientStep
 from harness.algorithms.interface import ReplayAlgorithm, Setup
-from harness.algorithms.state import Adam, follow, seeded
+from harness.algorithms.optimisers import Adam, follow, seeded
 from harness.models.encoders import ACTIVATIONS, encoder, flat, unflat
 from harness.models.heads import normal_log_prob, wants_sample
 from harness.models.normalise import Normaliser
@@ -159,12 +158,6 @@ class SAC(ReplayAlgorithm):
         self.policy_optimiser = Adam(self.policy.parameters(), config.learning_rate)
         self.critic_optimiser = Adam(self.critics.parameters(), config.critic_learning_rate)
         self.alpha_optimiser = Adam([self.log_alpha], config.critic_learning_rate)
-        self.critic_step = GradientStep(
-            self.critic_loss, [self.critics], self.critic_optimiser, compiled=config.compile
-        )
-        self.policy_step = GradientStep(
-            self.policy_loss, [self.policy], self.policy_optimiser, compiled=config.compile
-        )
         self.generator = torch.Generator(self.device).manual_seed(setup.seed)
         self.updates = 0
         self.policy_metrics: dict[str, float] = {}  # of the last update of the policy
@@ -196,6 +189,12 @@ class SAC(ReplayAlgorithm):
         metrics = self.critic_step(part)
         return {name: float(metrics[name]) for name in ("critic_loss", "q")}
 
+    def critic_step(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A gradient step of the critics."""
+        loss, measured = self.critic_loss(part)
+        self.critic_optimiser.step(loss)
+        return measured
+
     def critic_loss(self, part: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The squared errors of both critics, and what to report of them."""
         with torch.no_grad():
@@ -223,6 +222,12 @@ class SAC(ReplayAlgorithm):
             "entropy": float(entropy),
             "alpha": float(alpha),
         }
+
+    def policy_step(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A gradient step of the policy."""
+        loss, measured = self.policy_loss(part)
+        self.policy_optimiser.step(loss)
+        return measured
 
     def policy_loss(self, part: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """How far the policy is from what the critics like, and what to report of it."""

@@ -17,10 +17,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from harness.algorithms.interface import Ratios
-from harness.algorithms.state import Stateful
 from harness.environments.wrappers import FIRST, KEY, LENGTH, OVER, RETURN
 from harness.logging import Histogram
 from harness.measures import PHASES
+from harness.saved_state import Stateful
 from lockstep_check.ages import age
 
 Array = np.ndarray[Any, Any]

@@ -15,10 +15,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from harness.algorithms.interface import Ratios
-from harness.algorithms.state import Stateful
 from harness.logging import Histogram
 from harness.measures import BUCKETS
 from harness.measures.metrics import lag_figures, lag_histogram
+from harness.saved_state import Stateful
 from lockstep_check.ages import Parts, age, in_training, parts
 
 HIGHEST = (0, 1, 2, 4, 8, 16)  # lag of each bucket but the last

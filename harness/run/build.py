@@ -51,6 +51,10 @@ def make_learner(config: Config) -> Learner:
     )
     try:
         algorithm = algorithms.get(config.algo.name).load()(config.algo, setup)
+        if getattr(config.algo, "compile", False):
+            from harness.algorithms.compiled import compile_steps
+
+            compile_steps(algorithm, config.model.name)
     except ValueError as error:
         raise ImpossiblePair(str(error)) from error
     except (RuntimeError, TypeError, MemoryError) as error:  # for instance, there is not the memory

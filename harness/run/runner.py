@@ -17,7 +17,6 @@ from collectors import BaseCollector, SimulatedCollector
 from collectors.rollout.seeds import Streams
 from collectors.schedule.recording import EndOfSchedule
 from harness.algorithms.interface import Learner
-from harness.algorithms.state import weights
 from harness.logging import Histogram, Loggers
 from harness.logging.display import Display
 from harness.measures import Means
@@ -29,6 +28,7 @@ from harness.run.callbacks import Callback
 from harness.run.checkpoints import Checkpoints
 from harness.run.free_running import Following, FreeRunning
 from harness.run.signals import Interruption
+from harness.saved_state import weights
 
 log = logging.getLogger(__name__)
 

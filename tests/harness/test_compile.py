@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from harness.algorithms.compiled import compile_steps
 from harness.algorithms.dqn import DQN
 from harness.algorithms.impala import IMPALA
 from harness.algorithms.interface import Setup
@@ -37,7 +37,8 @@ def check(actions: str, **config: Any) -> None:
     space = ACTIONS[actions]
     setup = Setup(VECTOR, space, MLPConfig(hidden_sizes=[8]), total_frames=10_000)
     config = {"minibatch_size": 16, "epochs": 2, "target_kl": 1.0, **config}
-    eager, compiled = (PPO(options(**config, compile=c), setup) for c in (False, True))
+    eager, compiled = (PPO(options(**config), setup) for _ in range(2))
+    compile_steps(compiled, "mlp")
     collector = noise(VECTOR, space)
     for number, steps in enumerate((21, 35, 21, 50, 43)):
         batch = collector.collect(eager.policy, steps)
@@ -63,7 +64,8 @@ def test_a_compiled_step_of_numbers_as_actions_gives_the_same_results():
 def check_replay_algorithm(algorithm: type, options: Any, space: Any) -> None:
     """Learn from samples, eager and compiled; only the first two may compile."""
     setup = Setup(VECTOR, space, MLPConfig(hidden_sizes=[8]), total_frames=10_000)
-    eager, compiled = (algorithm(replace(options, compile=c), setup) for c in (False, True))
+    eager, compiled = (algorithm(options, setup) for _ in range(2))
+    compile_steps(compiled, "mlp")
     batch = noise(VECTOR, space).collect(PPO(PPOConfig(), setup).policy, 80)
     for number, part in enumerate(batch.flatten()[:128].split(32)):
         compiled.load_state_dict(eager.state_dict())
@@ -98,7 +100,8 @@ def test_compiled_steps_of_impala_give_the_same_results(options):
     """Also where frames are left out: there is no graph for each number of them."""
     space = ACTIONS["discrete"]
     setup = Setup(VECTOR, space, MLPConfig(hidden_sizes=[8]), total_frames=10_000)
-    eager, compiled = (IMPALA(replace(options, compile=c), setup) for c in (False, True))
+    eager, compiled = (IMPALA(options, setup) for _ in range(2))
+    compile_steps(compiled, "mlp")
     collector = noise(VECTOR, space)
     for number in range(4):
         batch = collector.collect(eager.policy, 21)

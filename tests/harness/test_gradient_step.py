@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.algorithms import gradient_step
-from harness.algorithms.gradient_step import GradientStep
-from harness.algorithms.state import Adam, RMSProp, seeded
+from harness.algorithms import compiled as compiled_steps
+from harness.algorithms.compiled import CompiledStep
+from harness.algorithms.optimisers import Adam, RMSProp, seeded
 
 
 @pytest.fixture(autouse=True)
 def uncompiled(monkeypatch):
     """Functions to compile are wrapped, and run as they are."""
-    monkeypatch.setattr(gradient_step, "_compiled", lambda function: partial(function))
+    monkeypatch.setattr(compiled_steps, "_compiled", lambda function: partial(function))
 
 
-def step(make=Adam, *, rate: float = 1e-2, scale: float | None = None, **options) -> GradientStep:
+def step(make=Adam, *, rate: float = 1e-2, scale: float | None = None, **options) -> CompiledStep:
     with seeded(1):
         network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 
@@ -28,7 +28,14 @@ def step(make=Adam, *, rate: float = 1e-2, scale: float | None = None, **options
         scales = {} if scale is None else {"step_scale": torch.tensor(scale)}
         return error, {"error": error, **scales}
 
-    return GradientStep(loss, [network], make(network.parameters(), rate), **options)
+    return CompiledStep(loss, [network], make(network.parameters(), rate), **options)
+
+
+def eager_step(*arguments, **options) -> CompiledStep:
+    """The same step, which is computed eagerly."""
+    one = step(*arguments, **options)
+    one._graph = lambda part: None
+    return one
 
 
 def part(length: int = 16) -> dict[str, Tensor]:
@@ -40,7 +47,7 @@ def part(length: int = 16) -> dict[str, Tensor]:
 @pytest.mark.parametrize("options", [{}, {"max_norm": 0.1}, {"scale": 0.3}])
 @pytest.mark.parametrize("make", [Adam, RMSProp, partial(RMSProp, momentum=0.9)])
 def test_the_step_that_is_compiled_is_the_eager_step(make, options):
-    eager, compiled = (step(make, compiled=c, **options) for c in (False, True))
+    eager, compiled = eager_step(make, **options), step(make, **options)
     for length in (16, 7, 12):
         metrics = [one(part(length)) for one in (compiled, eager)]
         torch.testing.assert_close(*metrics)
@@ -51,7 +58,7 @@ def test_the_step_that_is_compiled_is_the_eager_step(make, options):
 
 
 def test_an_eager_run_goes_on_from_a_compiled_one():
-    eager, compiled = step(), step(compiled=True)
+    eager, compiled = eager_step(), step()
     for _ in range(3):
         compiled(part())
     eager.loss.load_state_dict(compiled.loss.state_dict())
@@ -60,15 +67,15 @@ def test_an_eager_run_goes_on_from_a_compiled_one():
 
 
 def test_which_graph_takes_a_step_depends_on_the_length_alone():
-    one = step(compiled=True, varying=("inputs", "target"), usual=16)
+    one = step(varying=("inputs", "target"), usual=16)
     graphs = [one._graph(part(length)) for length in (16, 7, 16, 12, 1)]
     assert graphs == [one.compiled, one.of_any_length, one.compiled, one.of_any_length, None]
     assert one.compiled is not one.of_any_length
-    assert step(compiled=True)._graph(part(7)) is not None
+    assert step()._graph(part(7)) is not None
 
 
 def test_parameters_are_changed_where_they_lie():
-    one = step(compiled=True)
+    one = step()
     block = torch.zeros(8, 4)
     weight = one.optimiser.parameters[0]
     block.copy_(weight.detach())

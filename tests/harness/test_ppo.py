@@ -10,8 +10,9 @@ import torch
 from gymnasium.spaces import Box
 from tensordict.nn import InteractionType, set_interaction_type
 
-from harness.algorithms.actor_critic import sequences
+from harness.algorithms.compiled import compile_steps
 from harness.algorithms.interface import Setup
+from harness.algorithms.minibatches import sequences
 from harness.algorithms.ppo import PPO, value_loss_of
 from harness.options import MLPConfig, PPOConfig
 from harness.options.base import build
@@ -239,7 +240,7 @@ def test_sequences_begin_with_the_learners_states():
     ppo = learner("lstm")  # sequences of four frames
     batch = rollout(ppo, "lstm", steps=8)
     frames, _ = ppo.assess(batch, 0)
-    after = ppo.view(batch, ppo.rows(batch)).states
+    after = ppo.view(ppo.rows(batch) | ppo.following(batch)).states
     first, second = frames["state"].unflatten(0, (3, 2)).unbind(1)
     assert torch.equal(first, batch["state"][:, 0])
     assert torch.equal(second, after[:, 3])
@@ -286,8 +287,9 @@ def test_a_step_may_be_smaller_than_the_learning_rate():
     config = {"objective": "vcpo", "epochs": 1, "minibatch_size": 1000}
     start, ppo, other = (learner(**config) for _ in range(3))
     batch, scale = rollout(start), torch.tensor(0.5)
-    ppo.step.loss.loss = lambda part: (ppo.loss(part)[0], {})
-    other.step.loss.loss = lambda part: (other.loss(part)[0], {"step_scale": scale})
+    of_ppo, of_other = ppo.loss, other.loss
+    ppo.loss = lambda part: (of_ppo(part)[0], {})
+    other.loss = lambda part: (of_other(part)[0], {"step_scale": scale})
     for one in (ppo, other):
         one.update(batch, 0)  # one step of Adam, as long as the learning rate
     first, moved, half = (dict(one.policy.named_parameters()) for one in (start, ppo, other))
@@ -413,7 +415,7 @@ def test_the_state_is_tensors_and_numbers_by_name():
 
 def test_the_loss_of_a_recurrent_model_is_not_compiled():
     with pytest.raises(ValueError, match=r"algo\.compile=true model=lstm: .*expected false"):
-        learner("lstm", compile=True)
+        compile_steps(learner("lstm", compile=True), "lstm")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.algorithms.state import Adam, RMSProp, seeded, weights
+from harness.algorithms.optimisers import Adam, RMSProp, seeded
+from harness.saved_state import weights
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -117,7 +118,7 @@ def test_a_step_does_not_import_the_compiler(kind):
 import sys
 import sync
 from torch import nn
-from harness.algorithms.state import {kind}
+from harness.algorithms.optimisers import {kind}
 model = nn.Linear(2, 1)
 {kind}(model.parameters(), 0.1).step(model.weight.sum(), 1.0)
 assert "torch._dynamo" not in sys.modules

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from collectors import next_observations
 from harness.algorithms.interface import Algorithm, Setup
 from harness.algorithms.returns import continues, discounted
-from harness.algorithms.state import Adam, seeded
+from harness.algorithms.optimisers import Adam, seeded
 from harness.models.encoders import encoder, flat
 from harness.models.heads import action_head
 from harness.options import (

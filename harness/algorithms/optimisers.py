@@ -1,22 +1,19 @@
-"""What the algorithms share: seeded initial weights, optimisers, averages, and what is saved."""
+"""What the algorithms share: seeded initial weights, optimisers, and averages of weights."""
 
 from __future__ import annotations
 
 import copy
-import math
-from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
-from harness.models.normalise import Normaliser
+from harness.saved_state import weights
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -36,7 +33,6 @@ class Optimiser:
     would import torch._dynamo in its first step, which takes a second.
 
     Parameters are only changed in place: they may lie in memory that others read, as with hogwild.
-    Steps and moments of all parameters lie one after another, which `change` takes as vectors.
     """
 
     def __init__(
@@ -44,15 +40,8 @@ class Optimiser:
     ):
         self.parameters: list[Tensor] = list(parameters)
         self.learning_rate = learning_rate
-        sizes = [p.numel() for p in self.parameters]
-        vector = torch.cat([p.detach().flatten() for p in self.parameters])
-        self.step_vector = vector.new_zeros(len(sizes))
-        self.steps = list(self.step_vector.unbind())
-        self.vectors = {name: torch.zeros_like(vector) for name in moments}
-        self.moments = {
-            name: [x.view(p.shape) for x, p in zip(v.split(sizes), self.parameters, strict=True)]
-            for name, v in self.vectors.items()
-        }
+        self.steps = [p.new_zeros(()) for p in self.parameters]
+        self.moments = {name: [torch.zeros_like(p) for p in self.parameters] for name in moments}
 
     def step(self, loss: Tensor, max_norm: float = 0.0, scale: float = 1.0) -> Tensor:
         """Follow the gradient of `loss`, clipped to `max_norm` (0: no limit); its norm before.
@@ -72,13 +61,6 @@ class Optimiser:
 
     def _follow(self, gradients: list[Tensor], learning_rate: float) -> None:
         """Change the parameters, by torch's kernel."""
-        raise NotImplementedError
-
-    def change(self, gradient: Tensor, learning_rate: Tensor) -> Tensor:
-        """What `_follow` subtracts from the parameters, as one vector, in plain operations.
-
-        Moves the steps and moments.
-        """
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -124,15 +106,6 @@ class Adam(Optimiser):
             maximize=False,
         )
 
-    def change(self, gradient: Tensor, learning_rate: Tensor) -> Tensor:
-        step = self.step_vector.add_(1)[0]
-        mean = self.vectors["mean"].lerp_(gradient, 0.1)
-        square = self.vectors["square"].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        share_of_mean = -torch.expm1(step * math.log(0.9))  # 1 - 0.9 ** step, to the last digit
-        share_of_square = -torch.expm1(step * math.log(0.999))
-        root = (square / share_of_square).sqrt() + self.eps
-        return learning_rate / share_of_mean * mean / root
-
 
 class RMSProp(Optimiser):
     """RMSProp: steps along the gradient over the root of its running mean square."""
@@ -169,15 +142,6 @@ class RMSProp(Optimiser):
             centered=False,
         )
 
-    def change(self, gradient: Tensor, learning_rate: Tensor) -> Tensor:
-        self.step_vector.add_(1)
-        square = self.vectors["square"].mul_(self.alpha)
-        square.addcmul_(gradient, gradient, value=1 - self.alpha)
-        change = gradient / (square.sqrt() + self.eps)
-        if self.momentum:
-            change = self.vectors["velocity"].mul_(self.momentum).add_(change)
-        return learning_rate * change
-
 
 class Averaged(Generic[Module]):
     """A copy of a module with the mean of its weights, exponentially weighted over gradient steps.
@@ -211,75 +175,3 @@ def follow(target: nn.Module, source: nn.Module, share: float) -> None:
     """Move the weights of `target` to those of `source`: all the way (1), or a little."""
     for old, new in zip(target.parameters(), source.parameters(), strict=True):
         old.lerp_(new, share)
-
-
-def weights(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of a module's parameters and buffers, which later updates leave alone."""
-    return {name: value.clone() for name, value in module.state_dict().items()}
-
-
-# -- checkpoints
-
-
-class Stateful:
-    """Saved as the attributes that STATE names; a leading underscore is no part of the name."""
-
-    STATE: ClassVar[tuple[str, ...]] = ()
-    """The attributes that a checkpoint holds: modules, optimisers, tensors, arrays, generators,
-    numbers, and dicts and lists of these. An attribute that is None is left out."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """A copy of what STATE names, which later updates leave alone."""
-        parts = {name.removeprefix("_"): getattr(self, name) for name in self.STATE}
-        return {name: saved(part) for name, part in parts.items() if part is not None}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        for name in self.STATE:
-            part = getattr(self, name)
-            if part is not None:
-                setattr(self, name, restored(part, state[name.removeprefix("_")]))
-
-
-def saved(part: Any) -> Any:
-    """What a checkpoint holds of a part: copies of its tensors, and numbers."""
-    if isinstance(part, dict):
-        return {name: saved(value) for name, value in part.items()}
-    if isinstance(part, list | tuple | deque):
-        return [saved(value) for value in part]
-    if isinstance(part, np.ndarray):
-        return torch.from_numpy(part.copy())
-    if isinstance(part, Normaliser):
-        return part.statistics()
-    if isinstance(part, nn.Module):
-        return weights(part)
-    if isinstance(part, Tensor):
-        return part.detach().clone()
-    if isinstance(part, torch.Generator):
-        return part.get_state()
-    return part.state_dict() if hasattr(part, "state_dict") else part
-
-
-def restored(part: Any, state: Any) -> Any:
-    """The part as it was when `saved` gave `state`: itself, or what takes its place."""
-    if isinstance(part, Counter):  # of whole numbers, which are texts in JSON
-        return Counter({int(number): count for number, count in state.items()})
-    if isinstance(part, dict):
-        return {name: restored(part.get(name), value) for name, value in state.items()}
-    if isinstance(part, deque):
-        return deque(state, part.maxlen)
-    if isinstance(part, np.ndarray):
-        return np.array(state.numpy() if isinstance(state, Tensor) else state, part.dtype)
-    if isinstance(part, Normaliser):
-        part.load_statistics(state)
-    elif isinstance(part, Tensor):
-        part.data.copy_(state)
-    elif isinstance(part, torch.Generator):
-        part.set_state(state)
-    elif hasattr(part, "load_state_dict"):
-        part.load_state_dict(state)
-    elif isinstance(part, int | float) and not isinstance(state, int | float):
-        raise TypeError(f"{state!r} is not a number")
-    else:
-        return state
-    return part
