@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from collectors import next_observations
 from harness.algorithms.interface import Algorithm, Setup
-from harness.algorithms.returns import continues, discounted
 from harness.algorithms.optimisers import Adam, seeded
+from harness.algorithms.returns import continues, discounted
 from harness.models.encoders import encoder, flat
 from harness.models.heads import action_head
 from harness.options import (
