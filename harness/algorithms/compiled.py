@@ -22,6 +22,7 @@ from torch.func import functional_call, grad_and_value
 from harness.algorithms.actor_critic import ActorCritic
 from harness.algorithms.dqn import DQN
 from harness.algorithms.impala import IMPALA
+from harness.algorithms.interface import Algorithm
 from harness.algorithms.optimisers import Adam, Optimiser, RMSProp
 from harness.algorithms.ppo import PPO
 from harness.algorithms.sac import SAC
@@ -48,7 +49,7 @@ Loss = Callable[[Part], tuple[Tensor, Part]]
 rate of the step."""
 
 
-def compile_steps(algorithm: Any, model: str) -> None:
+def compile_steps(algorithm: Algorithm, model: str) -> None:
     """Compile the gradient steps of an algorithm; `ValueError` if they cannot be."""
     if isinstance(algorithm, ActorCritic) and algorithm.policy.is_recurrent:
         # torch 2.13 gives a wrong gradient for the input weights of an LSTM's cell, silently.
@@ -84,9 +85,8 @@ def compile_steps(algorithm: Any, model: str) -> None:
             algorithm.policy_step = CompiledStep(  # type: ignore[method-assign]
                 algorithm.policy_loss, [algorithm.policy], algorithm.policy_optimiser
             )
-        case _:
-            name = type(algorithm).__name__
-            raise ValueError(f"algo.compile=true: the steps of {name} are not compiled")
+        case _:  # of a plugin
+            algorithm.compile_steps()
 
 
 def _step_of_actor_critic(

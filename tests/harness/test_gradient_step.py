@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.algorithms import compiled as compiled_steps
-from harness.algorithms.compiled import CompiledStep
+from harness.algorithms.compiled import CompiledStep, compile_steps
+from harness.algorithms.interface import Algorithm
 from harness.algorithms.optimisers import Adam, RMSProp, seeded
 
 
@@ -55,6 +57,27 @@ def test_the_step_that_is_compiled_is_the_eager_step(make, options):
             one.optimiser.learning_rate *= 0.5
     torch.testing.assert_close(compiled.optimiser.parameters, eager.optimiser.parameters)
     torch.testing.assert_close(compiled.optimiser.state_dict(), eager.optimiser.state_dict())
+
+
+class OfAPlugin(Algorithm):
+    """An algorithm from elsewhere, whose options have a `compile` of their own."""
+
+    is_compiled = False
+
+    def compile_steps(self) -> None:
+        self.is_compiled = True
+
+
+def test_an_algorithm_of_a_plugin_compiles_its_own_steps():
+    algorithm = OfAPlugin()
+    compile_steps(algorithm, "mlp")
+    assert algorithm.is_compiled
+
+
+def test_an_algorithm_without_compiled_steps_is_refused():
+    message = "algo.compile=true: Algorithm has no method compile_steps; expected false"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        compile_steps(Algorithm(), "mlp")
 
 
 def test_an_eager_run_goes_on_from_a_compiled_one():
