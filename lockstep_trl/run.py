@@ -25,13 +25,13 @@ from accelerate.utils import send_to_device
 from transformers import TrainerCallback
 
 from collectors.rollout.seeds import untouched_streams
-from harness.algorithms.state import Stateful
 from harness.logging import JsonlLogger
 from harness.logging.events import TraceFile
 from harness.measures.metrics import RECENT_EPISODES, Lags, lag_figures
 from harness.measures.staleness import Staleness
 from harness.run.directory import RunDir
 from harness.run.provenance import manifest
+from harness.saved_state import Stateful
 from lockstep_check.ages import age
 from lockstep_trl.sampler import Answer, Sampler, Writing
 from lockstep_trl.worker import Stamped, Worker
