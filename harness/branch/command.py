@@ -14,7 +14,7 @@ adds what is new.
 from __future__ import annotations
 
 import argparse
-import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,6 @@ from harness.config.search import objective
 from harness.config.stored import add_import_flags, trusted_options
 from harness.errors import ConfigError
 from harness.files import one_line, read_json, write_json
-from harness.logging.display import program
 from harness.numbers import plural, readable
 from harness.reproduce import compare, is_recorded
 from harness.run.branch_start import Branch, seed_of, share_file
@@ -76,6 +75,16 @@ class Study:
     def place(self, update: int, arm: Arm, repeat: int) -> Path:
         """The run directory of a branch."""
         return self.directory / f"update-{update}" / arm.name / f"{repeat}"
+
+    @property
+    def moments(self) -> Path:
+        """The states of the parent, by update."""
+        return self.directory / MOMENTS
+
+    def branches(self) -> list[Path]:
+        """The run directories of all branches that there are."""
+        files = self.directory.glob("update-*/*/*/manifest.json")
+        return sorted(file.parent for file in files)
 
     def plan(self, start: Path, update: int, arm: Arm, repeat: int) -> RunPlan:
         """The plan of one branch; `ConfigError` if its options cannot be."""
@@ -132,6 +141,13 @@ def parser() -> argparse.ArgumentParser:
         help="the moments: numbers of updates, as 40,60,80",
     )
     flags.add_argument("--repeats", type=int, default=8, metavar="N", help="of each arm (8)")
+    flags.add_argument(
+        "--refine",
+        type=int,
+        default=0,
+        metavar="N",
+        help="add up to N moments, each half-way between two with different answers (0)",
+    )
     flags.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (1)")
     flags.add_argument("--out", type=Path, help="the directory; by default below outputs/")
     flags.add_argument(
@@ -154,9 +170,9 @@ def updates(text: str) -> list[int]:
 
 def _branch(options: argparse.Namespace) -> int:
     parent: Path = options.run_dir
-    for name in ("repeats", "jobs"):
-        if (number := getattr(options, name)) < 1:
-            raise ConfigError(f"--{name} {number}: expected 1 or more")
+    for name, least in (("repeats", 1), ("jobs", 1), ("refine", 0)):
+        if (number := getattr(options, name)) < least:
+            raise ConfigError(f"--{name} {number}: expected {least} or more")
     trusted = {"import_env": options.import_env, "plugins": options.plugin}
     stored = trusted_options(parent, **trusted)
     arm = Arm(" ".join(options.changes).replace("/", "_"), check_changes(options.changes, stored))
@@ -172,10 +188,43 @@ def _branch(options: argparse.Namespace) -> int:
     for one in study.arms:  # whether their options can be
         study.plan(Path(), options.at[0], one, 1)
     note_study(study)
-    starts = moments(study, way, options.at)
-    status = run_branches(study, starts, options.repeats, options.jobs)
-    print(f"report:  {program()} report {shlex.quote(str(study.directory))}")
+    status = run_branches(study, way, options.at, options.repeats, options.jobs)
+    for _ in range(options.refine):
+        if status or (update := next_moment(study)) is None:
+            break
+        status = run_branches(study, way, [update], options.repeats, options.jobs)
+    write_report(study)
     return status
+
+
+def next_moment(study: Study) -> int | None:
+    """The update half-way between two moments with different answers."""
+    from harness.branch.report import read_results, where_it_changes
+
+    gap = where_it_changes(read_results(study.parent, study.branches()))
+    if gap is None:
+        print("no further moment: the answer changes between no moments that are further apart")
+        return None
+    print(f"the answer changes between updates {gap[0]} and {gap[1]}", flush=True)
+    return sum(gap) // 2
+
+
+def write_report(study: Study) -> None:
+    """Write the report, and print its tables."""
+    # They take time to import.
+    from harness.branch.report import brief, document, read_results
+    from harness.report.make import save
+    from harness.report.pages import to_text
+    from harness.report.runs import MARK
+    from harness.report.text import show, show_progress
+
+    results = read_results(study.parent, study.branches())
+    if not results.done:
+        return
+    out = study.directory / "report"
+    save(out, document(results, f"Branches of {study.parent.name}"), {})
+    show_progress("")
+    show(f"\n{to_text(brief(results), shutil.get_terminal_size().columns)}\n\n{out / MARK}")
 
 
 def default_directory() -> Path:
@@ -217,16 +266,16 @@ def moments(study: Study, way: RunPlan | None, at: Sequence[int]) -> dict[int, P
     """The folder of the saved state by update; the parent is done again if one is missing."""
     if way is None:
         for update, file in stored_moments(study.parent, at).items():
-            if saved_moment(study.again, update) is None:
-                folder = study.again / MOMENTS / f"{update}"
+            if saved_moment(study.moments, update) is None:
+                folder = study.moments / f"{update}"
                 folder.mkdir(parents=True)
                 share_file(file, folder)
         return saved_moments(study, at)
-    missing = [update for update in at if saved_moment(study.again, update) is None]
+    missing = [update for update in at if saved_moment(study.moments, update) is None]
     if missing:
-        print(f"repeating {study.parent} up to update {at[-1]}", flush=True)
+        print(f"repeating {study.parent} up to update {missing[-1]}", flush=True)
         output = study.directory / ".output" / "parent.txt"
-        plan = moments_plan(way, study.again, at)
+        plan = moments_plan(way, study.again, study.moments, missing)
         for _, status in run_jobs([Job(plan, output)], 1):
             if status > 128:
                 raise KeyboardInterrupt
@@ -238,7 +287,7 @@ def saved_moments(study: Study, at: Sequence[int]) -> dict[int, Path]:
     """The folders of all states; `ConfigError` if the repetition did not come so far."""
     starts = {}
     for update in at:
-        folder = saved_moment(study.again, update)
+        folder = saved_moment(study.moments, update)
         if folder is None:
             why = how_it_ended(study.again, study.directory / ".output" / "parent.txt")
             raise ConfigError(f"--at {update}: the repetition did not reach this update: {why}")
@@ -260,8 +309,11 @@ def check_again(study: Study) -> None:
         )
 
 
-def run_branches(study: Study, starts: Mapping[int, Path], repeats: int, parallel: int) -> int:
-    """Do all branches; the exit status."""
+def run_branches(
+    study: Study, way: RunPlan | None, at: Sequence[int], repeats: int, parallel: int
+) -> int:
+    """Do all branches from these moments; the exit status."""
+    starts = moments(study, way, at)
     jobs = []
     for repeat in range(1, repeats + 1):
         for update, start in starts.items():

@@ -3,7 +3,7 @@
 A run keeps a few checkpoints. So it is done again up to the last of these updates, with the same
 bits: by its seed, or by its recorded schedule. States are saved on the way:
 
-    <out>/parent/moments/40/<frames>-<hash>.safetensors
+    <out>/moments/40/<frames>-<hash>.safetensors
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def stored_moments(parent: Path, updates: Sequence[int]) -> dict[int, Path]:
     return {update: checkpoints[update] for update in updates}
 
 
-def moments_plan(plan: RunPlan, directory: Path, updates: Sequence[int]) -> RunPlan:
-    """The plan that saves the states after these updates below a directory."""
+def moments_plan(plan: RunPlan, directory: Path, folder: Path, updates: Sequence[int]) -> RunPlan:
+    """The plan of a run in a directory that saves the states after these updates in a folder."""
     options = {**plan.options, "checkpoint": {**plan.options["checkpoint"], "every_frames": None}}
     config = replace(plan.config, checkpoint=replace(plan.config.checkpoint, every_frames=None))
     return replace(
@@ -115,19 +115,19 @@ def moments_plan(plan: RunPlan, directory: Path, updates: Sequence[int]) -> RunP
         options=options,
         directory=directory,
         replace_done=True,
-        watchers=[Moments(directory / MOMENTS, updates)],
+        watchers=[Moments(folder, updates)],
     )
 
 
-def saved_moment(directory: Path, update: int) -> Path | None:
+def saved_moment(moments: Path, update: int) -> Path | None:
     """The folder of a saved state; None if there is none."""
-    folder = directory / MOMENTS / f"{update}"
+    folder = moments / f"{update}"
     return folder if Checkpoints(folder).files() else None
 
 
 def frames_at(folder: Path) -> int:
-    """The frames of the run at a saved state."""
-    return frames_of(Checkpoints(folder).files()[-1])
+    """The frames of the run at a saved state; 0 without one."""
+    return max(map(frames_of, Checkpoints(folder).files()), default=0)
 
 
 def how_it_ended(directory: Path, output: Path) -> str:

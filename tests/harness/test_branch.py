@@ -53,7 +53,9 @@ def is_repeated(directory: Path) -> bool:
 def test_a_branch_goes_on_from_its_moment_and_repeats_to_the_bit(capsys):
     parent()
     assert branch("--at", "3", "sync.lag=1") == 0
-    assert "[2/2] update 3, sync.lag=1, repeat 1: return " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "[2/2] update 3, sync.lag=1, repeat 1: return " in out
+    assert out.endswith("out/report/report.html\n")
     control, changed = Path("out/update-3/control/1"), Path("out/update-3/sync.lag=1/1")
     for directory, lag in ((control, 0), (changed, 1)):
         first, *rest = records(directory)
@@ -94,7 +96,7 @@ def test_the_states_are_those_of_the_parent():
     parent("checkpoint.every_frames=384", "checkpoint.keep=9")
     assert branch("--at", "3", "algo.clip=0.1") == 0
     (of_parent,) = Path("parent/checkpoints").glob("000000000384-*")
-    _, saved = Checkpoints(Path("out/parent/moments/3")).load()
+    _, saved = Checkpoints(Path("out/moments/3")).load()
     _, start = Checkpoints(Path("out/update-3/control/1/start")).load()
     states = [Checkpoints(of_parent.parent).load()[1], saved, start]
     assert [state["updates"] for state in states] == [8, 3, 3]
@@ -157,6 +159,7 @@ def test_a_branch_may_be_branched(capsys):
         (("--at", "3", "sync.lag=-1"), "sync.lag=-1"),
         (("--at", "3", "--real-workers", "sync.lag=1"), "the parent has collector=single"),
         (("--at", "3", "--repeats", "0", "sync.lag=1"), "--repeats 0: expected 1 or more"),
+        (("--at", "3", "--refine", "-1", "sync.lag=1"), "--refine -1: expected 0 or more"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(arguments, message, capsys):
