@@ -196,8 +196,8 @@ def sentences(differences: Sequence[Difference]) -> Iterator[str]:
         if (half := half_lost(those)) is not None:
             yield (
                 f"{arm}: the effect is half of its largest at update {half.value:.0f}, "
-                f"{100 * HALF_LEVEL:.0f} % interval {half.low:.0f} to {half.high:.0f}. Between moments it "
-                "is interpolated."
+                f"{100 * HALF_LEVEL:.0f} % interval {half.low:.0f} to {half.high:.0f}. Between "
+                "moments it is interpolated."
             )
 
 
