@@ -20,6 +20,7 @@ from collectors import (
     RecordedSchedule,
     SimulatedCollector,
 )
+from collectors.rollout.policy_state import restored, saved
 
 STEPS = 25
 
@@ -228,3 +229,19 @@ def test_objects_that_share_others_are_saved_once():
         calls, policy.nodes.left.calls = policy.nodes.left.calls, 0
         assert collector.load_state_dict(state)
     assert policy.nodes.right.calls == calls > 0
+
+
+def test_numbers_of_numpy_come_back_as_what_they_were():
+    values = [np.float32(0.1), np.array(0.25), np.array([1, 2], np.int16), np.int64(7), True, "a"]
+    for value in values:
+        again = restored(None, saved(value))
+        assert type(again) is type(value)
+        assert np.array_equal(again, value)
+        assert getattr(again, "dtype", None) == getattr(value, "dtype", None)
+
+
+def test_a_container_that_is_in_two_places_is_saved_once():
+    inner = [1, 2]
+    state = saved({"one": inner, "other": inner})
+    assert str(state).count("left out") == 1
+    assert restored({"one": inner, "other": inner}, state) == {"one": [1, 2], "other": [1, 2]}

@@ -181,6 +181,33 @@ def test_waiting_ends_with_the_frames_with_the_time_or_with_the_failure():
             ask()
 
 
+def test_waiting_ends_with_the_last_collector():
+    buffer = ReplayBuffer(5)
+    buffer.end()  # of one that has not begun
+    buffer.begin()
+    buffer.begin()
+    buffer.end()
+    timer = threading.Timer(0.1, buffer.extend, (frames(0, 1),))
+    timer.start()
+    assert buffer.wait(1, timeout=30) == 1  # the other one goes on
+    timer.join()
+    buffer.end()
+    waiting = threading.Thread(target=buffer.wait, args=(2,), daemon=True)
+    waiting.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_collectors_wait_for_room_until_the_frames_that_are_kept_have_moved_on():
+    buffer = ReplayBuffer(5)
+    buffer.extend(frames(0, 4))
+    assert buffer.await_room(0)  # nothing is kept
+    buffer.keep_from(0, 2)
+    assert not buffer.await_room(0)
+    buffer.keep_from(1, 2)
+    assert buffer.await_room(0)
+
+
 def test_no_sample_holds_a_frame_that_is_being_written():
     buffer, done = ReplayBuffer(64), threading.Event()
     buffer.extend(frames(0, 64))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
-from collectors.rollout.frame_block import allocate
+from collectors.rollout.frame_block import allocate, map_blocks
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller
+from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, untouched_streams
+from collectors.rollout.spaces import is_reserved
 from collectors.weights.receiver import WeightReceiver
 from tests.collectors.support import NUM_ACTIONS, CodeEnv, CodePolicy, make_env
 
@@ -39,6 +44,15 @@ class Drawing(CodePolicy):
         drawn = torch.rand(len(observation))
         weights = self.number.expand(len(drawn)).clone()
         return (drawn * NUM_ACTIONS).long(), drawn, weights
+
+
+class Left(nn.Module):
+    """Pushes CartPole to the left."""
+
+    in_keys, out_keys = ("observation",), ("action",)
+
+    def forward(self, observation):
+        return torch.zeros(len(observation), dtype=torch.long)
 
 
 class Remembering(Drawing):
@@ -137,3 +151,85 @@ def test_a_restart_of_one_environment_in_the_middle_of_a_block_leaves_the_others
     assert not whole.truncated[1, 1]
     assert cut.truncated[1, 1]
     assert cut.is_init[2, 1]
+
+
+@pytest.mark.parametrize(
+    ("apply_at", "in_a_block", "options", "goes_on"),
+    [
+        ("step", False, {}, True),
+        ("batch", False, {"has_weights": False}, True),
+        ("episode", False, {}, False),  # the weights of the current episode are gone
+        ("episode", False, {"has_weights": True}, True),
+        ("episode", False, {"has_weights": True, "goes_on": False}, False),
+        ("step", False, {"goes_on": False}, False),
+        ("step", True, {"has_weights": True}, False),
+    ],
+)
+def test_a_state_is_gone_on_with_where_its_weights_and_its_place_are_there(
+    apply_at, in_a_block, options, goes_on
+):
+    def make():
+        options = RolloutOptions(apply_at=apply_at)
+        return rollout_of(Left(), make=lambda: gym.make("CartPole-v1"), options=options)
+
+    with untouched_streams():
+        first = make()
+        assert list(first.counters) == [0] * len(first.counters)
+        collected(first, 5)
+        state = first.state_dict()
+        second = make()
+        if in_a_block:
+            second.poll_control = lambda: second.t < 3
+            collected(second, 5)
+        del state["policy"]  # run directories of earlier versions have none
+        restored = second.load_state_dict(state, **options)
+        assert restored.under_way == goes_on
+        assert restored.lost == []
+        same = np.array_equal(second.environments.current[0], first.environments.current[0])
+        assert same == goes_on
+
+
+@pytest.mark.parametrize(
+    ("key", "is_taken"),
+    [
+        (("next",), True),
+        (("next", "reward"), True),
+        (("next", "observation"), True),
+        (("next", "count"), False),
+        (("next", "deep", "reward"), False),
+        (("observation",), True),
+        (("observation", "deep"), False),
+        (("policy_version",), True),
+        (("action", "deep"), True),
+        (("action",), False),
+        (("value",), False),
+    ],
+)
+def test_outputs_of_a_policy_may_not_have_the_names_of_other_entries(key, is_taken):
+    assert is_reserved(key, [("observation",)]) == is_taken
+
+
+def test_blocks_in_shared_memory_are_the_same_for_all_who_map_them():
+    layout = rollout_of(CodePolicy()).plan(5)
+    fd = os.memfd_create("lockstep-test")
+    try:
+        ours, theirs = map_blocks(fd, layout, 3), map_blocks(fd, layout, 3)
+    finally:
+        os.close(fd)
+    for number, (block, other) in enumerate(zip(ours, theirs, strict=True)):
+        block.reward[...] = number + 1
+        block.version[...] = 10 * number
+        assert (other.reward == number + 1).all()
+    assert [float(block.reward.sum()) for block in theirs] == [5, 10, 15]
+    assert [int(block.version.sum()) for block in theirs] == [0, 50, 100]
+
+
+def test_a_policy_is_called_on_the_device_that_is_named_or_else_on_its_own():
+    def device(policy, name=None):
+        named = None if name is None else torch.device(name)
+        return PolicyCaller(policy, [], device=named).device
+
+    assert device(nn.Linear(3, 1)) is None  # in CPU memory nothing is moved
+    assert device(nn.Linear(3, 1), "meta") == torch.device("meta")
+    assert device(nn.Linear(3, 1, device="meta")) == torch.device("meta")
+    assert device(nn.Linear(3, 1, device="meta"), "cpu") is None

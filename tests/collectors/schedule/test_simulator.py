@@ -8,9 +8,10 @@ import pytest
 
 from collectors.schedule.costs import Cost, Costs, Stragglers
 from collectors.schedule.network import Network
-from collectors.schedule.recording import Delivery
+from collectors.schedule.recording import Delivery, PlannedBatch
 from collectors.schedule.simulated_pool import Failure
 from collectors.schedule.simulator import Simulator
+from collectors.schedule.versions import RANDOM_VERSION, random_steps
 from sync import Link
 from tests.collectors.schedule.driving import drive
 
@@ -97,6 +98,27 @@ def test_without_a_publish_the_update_is_paid_before_the_next_batch():
     costs = Costs(step_ms=Cost(1), update_ms=Cost(10), publish_ms=Cost(3))
     simulator = make(1, costs=costs, batches_ahead=2)
     assert [one.at_ms for one in drive(simulator, 4, interval=2)] == [4, 14, 27, 37]
+
+
+def test_an_update_that_is_skipped_costs_nothing():
+    simulator = make(1, batches_ahead=2, costs=Costs(step_ms=Cost(1), update_ms=Cost(9)))
+    times = []
+    for number in range(4):
+        simulator.next_batch()
+        times.append(round(simulator.time_s * 1e3, 6))
+        if number == 1:
+            simulator.skip_update()
+            simulator.skip_update()
+    assert times == [4, 13, 13, 22]
+
+
+def test_random_actions_last_until_the_first_version():
+    def steps(*versions):
+        return random_steps(PlannedBatch(0, 0, versions), 9)
+
+    assert steps((0, RANDOM_VERSION), (4, 0), (7, 1)) == 4
+    assert steps((0, RANDOM_VERSION)) == 9
+    assert steps((0, 0), (4, 1)) is None
 
 
 def test_the_last_workers_are_stragglers():
