@@ -3,8 +3,9 @@
 A change is a comparison, an arithmetic operator, a constant, a condition or a statement of a
 function's body: another one, or none. A seed draws them by a hash of what they are, so most drawn
 changes stay the same while other code changes. Each is run against the tests that touch its line,
-the cheapest first, until one fails. random.jsonl keeps who noticed; what stands there is not run
-again. `equivalent` in a row says why nothing could notice it; that is written by hand.
+then against others that touch its function or its file, the cheapest first, until one fails that
+passes without the change. random.jsonl keeps who noticed; what stands there is not run again.
+`equivalent` in a row says why nothing could notice it; that is written by hand.
 
 Before tests are deleted, `--without` runs the changes that they noticed against the other tests:
 what is not noticed then, only they notice.
@@ -34,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -46,7 +47,7 @@ import pytest
 from tests.costs import import_what_is_large
 from tests.mutants.__main__ import copy_tree
 from tests.mutants.table import FOLDER, ROOT
-from tests.selection import DEAR, function_of
+from tests.selection import function_of
 
 NOTICED = FOLDER / "random.jsonl"
 TOUCHED = ROOT / "outputs" / "mutants" / "touched.json"  # which test touches which line
@@ -91,6 +92,7 @@ class Change:
     kind: str
     number: int  # of the node in the tree
     line: int
+    lines: range  # of the function
     text: str
     nth: int  # of those with the same text in the function
 
@@ -139,7 +141,8 @@ def changes_of(file: str) -> list[Change]:
                 nth = counts[name, kind, text]
                 counts[name, kind, text] += 1
                 number = numbers[id(node)]
-                changes.append(Change(file, name, kind, number, node.lineno, text, nth))
+                lines = range(function.lineno, (function.end_lineno or 0) + 1)
+                changes.append(Change(file, name, kind, number, node.lineno, lines, text, nth))
     return changes
 
 
@@ -270,12 +273,10 @@ class Touches:
 
 
 def measure_touches(file: Path, tests: Sequence[str]) -> None:
-    """Run tests once: dear ones only if they are named."""
-    dear = set(DEAR.read_text().splitlines()) - set(tests)
+    """Run tests once."""
     touches = Touches()
     touches.coverage.start()
-    options = [*PYTEST, *(f"--deselect={name}" for name in sorted(dear)), *tests]
-    pytest.main(options, plugins=[touches])
+    pytest.main([*PYTEST, *tests], plugins=[touches])
     touches.coverage.stop()
     touches.save(file)
 
@@ -293,6 +294,7 @@ class Changed:
         self.changes, self.output = changes, output
         self.touched = json.loads(TOUCHED.read_text())
         self.failed = ""
+        self.passes: dict[str, bool] = {}  # without a change, of tests that have noticed one
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         by_function: dict[str, list[pytest.Item]] = defaultdict(list)
@@ -303,7 +305,7 @@ class Changed:
             names = self.tests_of(change)
             items = [item for name in names for item in by_function.get(name, ())]
             start = time.monotonic()
-            noticed_by, seconds = self.run(change, items) if items else ("", 0.0)
+            noticed_by, seconds = self.who_notices(change, items)
             row = {
                 "name": change.name,
                 "line": change.line,
@@ -318,18 +320,51 @@ class Changed:
         return True
 
     def tests_of(self, change: Change) -> list[str]:
-        """The functions that touch the line, the cheapest first, as many as the time allows."""
+        """Functions that touch the line, then the function, then the file; each time the cheapest
+        first, as many as the time allows. What only workers run is not measured line by line."""
         lines, seconds = self.touched["lines"].get(change.file, {}), self.touched["seconds"]
-        names = sorted(lines.get(str(change.line), ()), key=lambda name: seconds[name])
+        parts = ([change.line], change.lines, map(int, lines))
+        names: dict[str, None] = {}
+        for part in parts:
+            touching = {name for line in part for name in lines.get(str(line), ())}
+            names |= dict.fromkeys(sorted(touching, key=lambda name: seconds[name]))
         sums = itertools.accumulate(seconds[name] for name in names)
         return [name for name, total in zip(names, sums, strict=True) if total <= TESTS_S]
 
-    def run(self, change: Change, items: Sequence[pytest.Item]) -> tuple[str, float]:
+    def who_notices(self, change: Change, items: Sequence[pytest.Item]) -> tuple[str, float]:
+        """The test that failed with the change and passes without it, or "", and the seconds."""
+        seconds = 0.0
+        while items:
+            failed, used = self.run(change, items)
+            seconds += used
+            witness = next((item for item in items if item.nodeid == failed), None)
+            if witness is None:
+                return failed, seconds
+            if failed not in self.passes:
+                self.passes[failed] = not self.run(None, [witness])[0]
+            if self.passes[failed]:
+                return failed, seconds
+            items = items[items.index(witness) + 1 :]
+        return "", seconds
+
+    def run(self, change: Change | None, items: Sequence[pytest.Item]) -> tuple[str, float]:
         """The test that failed, or "", and the seconds of processor time."""
+        if change is None:
+            return self.run_in_a_fork(items, lambda: None)
         path = ROOT / change.file
         original = path.read_text()
         tree = change.applied_to(ast.parse(original))
         path.write_text(ast.unparse(tree) + "\n")
+        try:
+            return self.run_in_a_fork(
+                items, lambda: take_over(change, compile(tree, str(path), "exec"))
+            )
+        finally:
+            path.write_text(original)
+
+    def run_in_a_fork(
+        self, items: Sequence[pytest.Item], prepare: Callable[[], None]
+    ) -> tuple[str, float]:
         reader, writer = os.pipe()
         try:
             pid = os.fork()
@@ -338,7 +373,7 @@ class Changed:
                 resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_S, PROCESSOR_S))
                 answer = "an error while the tests were run"
                 try:
-                    take_over(change, compile(tree, str(path), "exec"))
+                    prepare()
                     answer = self.first_failure(items) or "-"
                 finally:
                     os.write(writer, answer.encode())
@@ -348,7 +383,6 @@ class Changed:
             answer = os.read(reader, 65536).decode() if is_ready else "the time limit"
         finally:
             os.close(reader)
-            path.write_text(original)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         _, status, usage = os.wait4(pid, 0)
@@ -407,6 +441,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.touches is not None or not TOUCHED.exists():
         measure_touches(TOUCHED, options.touches or TESTS)
     rows = read_rows(NOTICED)
+    forget_what_is_gone(rows)
     changes = draw(options.seed, options.draw, options.only)
     noticed_by = {name: row["noticed_by"] for name, row in rows.items()}
     if options.without:
@@ -468,6 +503,13 @@ def read_rows(file: Path) -> dict[str, dict[str, Any]]:
     for row in map(json.loads, lines):
         rows[row["name"]] = rows.get(row["name"], {}) | row
     return rows
+
+
+def forget_what_is_gone(rows: dict[str, dict[str, Any]]) -> None:
+    """Leave out of the file what is no change of today's code."""
+    names = {change.name for change in draw(0, sys.maxsize, ())}
+    kept = [json.dumps(row) + "\n" for name, row in rows.items() if name in names]
+    NOTICED.write_text("".join(kept))
 
 
 def print_result(rows: Sequence[dict[str, Any]]) -> None:
