@@ -9,19 +9,22 @@ import argparse
 import inspect
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from lockstep_check import importers
 from lockstep_check.check import Finding, Result, check
-from lockstep_check.events import TraceError, find, schema
+from lockstep_check.events import FILE, TraceError, find, schema
 from lockstep_check.rules import Limit
 from lockstep_check.same import first_difference
 
 EPILOG = """examples:
   lockstep check outputs/mine/2026-01-31/12-00-00-ppo --limit 2
   lockstep check events.jsonl --limit 4 --at use --unit versions --explain
-  lockstep check asynchronous_at_lag_zero --against synchronous"""
+  lockstep check asynchronous_at_lag_zero --against synchronous
+  lockstep check --from tinker-cookbook a_log_path --limit 4"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,24 +47,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(place: str, options: argparse.Namespace) -> int:
+    if options.source is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(options.write or Path(folder) / FILE)
+            importers.write(options.source, Path(place), trace)
+            return _check_trace(trace, place, options)
     path = find(place)
+    return _check_trace(path, str(path), options)
+
+
+def _check_trace(path: Path, place: str, options: argparse.Namespace) -> int:
     start = time.perf_counter()
     result = check(path, Limit(options.limit, options.at, options.unit))
-    _print(path, result, options.explain, time.perf_counter() - start)
+    _print(place, result, options.explain, time.perf_counter() - start)
     if options.against is None:
         return 1 if result.broken else 0
     count, difference = first_difference(path, find(options.against))
     if difference:
         print(f"  the same training      broken       {difference}")
+    elif not count:
+        print("  the same training      not checked  neither trace has an update")
     else:
         print(f"  the same training      holds        {count} updates, as in {options.against}")
     return 1 if result.broken or difference else 0
 
 
-def _print(path: Path, result: Result, explain: bool, seconds: float) -> None:
+def _print(place: str, result: Result, explain: bool, seconds: float) -> None:
     program = f" by {result.program}" if result.program else ""
     print(
-        f"{path}: {result.events:,} events{program}, at most {result.most_in_flight:,} samples in "
+        f"{place}: {result.events:,} events{program}, at most {result.most_in_flight:,} samples in "
         f"flight; read in {seconds:.1f} s"
     )
     if result.reading.cut:
@@ -119,6 +133,13 @@ def _parser() -> argparse.ArgumentParser:
         help="of the limit (updates)",
     )
     parser.add_argument("--against", metavar="TRACE", help="a trace with the same training")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        choices=sorted(importers.IMPORTERS),
+        help="the program whose records the directory has, in place of a trace",
+    )
+    parser.add_argument("--write", metavar="TRACE", help="keep the trace that --from makes")
     parser.add_argument(
         "--explain", action="store_true", help="where a rule comes from, and what to do"
     )

@@ -79,11 +79,12 @@ def check(path: Path, limit: Limit | None = None) -> Result:
             if finding.broken == 1:
                 finding.first, finding.line = problem, line
 
-    line = 0
+    line, inferred = 0, set[str]()
     for line, event in read(path, reading):
         result.events += 1
         if event["event"] == "trace":
             result.program = event.get("program", "")
+            inferred |= set(event.get("inferred", "").split())
         story.take_in(event)
         for handler, finding in handlers[event["event"]]:
             if problem := handler(event, story):
@@ -99,5 +100,7 @@ def check(path: Path, limit: Limit | None = None) -> Result:
             note(finding, rule.on_closed(sample, story), line)
         note(finding, rule.on_end(story), 0)
         finding.judged, finding.note = rule.judged, rule.note
+        if inferred & rule.recorded:
+            finding.judged = finding.broken = 0
     result.resumed, result.most_in_flight = story.resumed, story.most_in_flight
     return result

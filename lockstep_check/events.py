@@ -49,6 +49,7 @@ FIELDS: dict[str, dict[str, Field]] = {
         "format": _int("version of this format", required=True),
         "program": Field(str, "what wrote the trace"),
         "unit": Field(str, "what lengths count: frames or tokens"),
+        "inferred": Field(str, "kinds of events that were not recorded, and follow from others"),
     },
     "publish": {
         "version": _int("a version that is complete, and may be used from now on", required=True),

@@ -19,8 +19,8 @@ Update = dict[str, Any]
 def first_difference(one: Path, other: Path) -> tuple[int, str]:
     """The updates that both traces share, and how they differ after these; empty if they do not.
 
-    An update is the same if it trains as many frames or tokens of the same versions and ages, and
-    the publish that follows has the same checksum.
+    An update is the same if it trains as many frames or tokens of the same versions, and the
+    publish that follows has the same checksum.
     """
     count = 0
     for mine, yours in zip_longest(_updates(one), _updates(other)):
@@ -48,7 +48,7 @@ def _updates(path: Path) -> Iterator[Update]:
                 update = {"number": event["update"], "lengths": 0, "versions": set(), "sum": None}
             length = event.get("length")
             update["lengths"] += story.sample.made if length is None else length
-            update["versions"].add(story.sample.oldest)
+            update["versions"].update(story.sample.spans)
         elif kind == "publish" and update is not None:
             update["sum"] = event.get("checksum")
     if update is not None:

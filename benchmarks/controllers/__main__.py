@@ -127,7 +127,7 @@ def head() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", choices=FRAMEWORKS, nargs="+", default=list(FRAMEWORKS))
-    parser.add_argument("--seeds", type=int, default=25, help="runs of each row and workload")
+    parser.add_argument("--seeds", type=int, default=10, help="runs of each row and workload")
     parser.add_argument("--traces", type=Path, help="a folder for the trace of each oldest sample")
     options = parser.parse_args()
     print(head(), flush=True)

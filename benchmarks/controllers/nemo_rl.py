@@ -57,6 +57,7 @@ def setups() -> list[Setup]:
     """Three of its samplers."""
     stubs = ("nemo_rl", "ray", "torch")
     samplers = foreign.load(foreign.cloned(f"{PLACE}staleness_sampler.py"), stubs)
+    samplers._GATE_POLL_SECONDS = POLL
     contents = {"nemo_rl.data_plane": {"KVBatchMeta": Meta}}
     buffers = foreign.load(foreign.cloned(f"{PLACE}replay_buffer.py"), stubs, contents)
     lengths = types.SimpleNamespace(tolist=lambda: [1])

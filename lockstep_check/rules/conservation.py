@@ -16,6 +16,7 @@ class Conservation(Rule):
 
     name = "made = trained + dropped + in flight"
     needs = "acts, and trains or drops"
+    recorded = frozenset({"act"})
     advice = (
         "Give each sample a number, count it once when it is taken, and say with a drop what is "
         "given up and why."

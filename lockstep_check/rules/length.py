@@ -14,6 +14,7 @@ class Length(Rule):
 
     name = "trained as long as made"
     needs = "a length in its trains, takes or enqueues"
+    recorded = frozenset({"act"})
     advice = "Carry the length beside the data, and compare it where parts are joined."
 
     def on_enqueue(self, event: Event, story: Story) -> str | None:

@@ -14,6 +14,7 @@ class PublishedFirst(Rule):
 
     name = "published before it is used"
     needs = "publishes"
+    recorded = frozenset({"publish"})
     advice = "Raise the version after the last byte has arrived, never before."
 
     def on_act(self, event: Event, story: Story) -> str | None:

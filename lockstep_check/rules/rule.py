@@ -28,6 +28,7 @@ class Rule:
     name: ClassVar[str]
     needs: ClassVar[str]  # without which it cannot judge
     advice: ClassVar[str]  # for a program that breaks it
+    recorded: ClassVar[frozenset[str]] = frozenset()  # events that it cannot judge if inferred
 
     def __init__(self, limit: Limit):
         self.limit = limit

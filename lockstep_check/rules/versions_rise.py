@@ -14,6 +14,7 @@ class VersionsRise(Rule):
 
     name = "versions never go back"
     needs = "acts, or versions that workers applied"
+    recorded = frozenset({"publish"})
     advice = "Refuse a version that is not newer than the one in use, and say so."
 
     def __init__(self, limit: Limit):
