@@ -57,6 +57,8 @@ WRAPPERS_NEED = {
     "resize": ("cv2", "atari"),
     "one_hot_grid": ("minigrid", "minigrid"),
 }
+# Vectors that are not made of single environments, and how errors name them.
+WHOLE = {"native": "a native vector", "envpool": "a vector of EnvPool"}
 # Registered wrappers that leave rewards, steps and the ends of episodes as they are.
 KEEP_RETURNS = {
     *("delay_observation", "flatten_observation", "frame_stack", "grayscale", "one_hot_grid"),
@@ -67,17 +69,18 @@ KEEP_RETURNS = {
 def check_environment(config: EnvConfig) -> None:
     """Raise `ConfigError` if no such environment can be made."""
     spec = find(config.id)
-    native = config.vectorisation == "native"
-    if native and spec.vector_entry_point is None:
+    if config.vectorisation == "envpool":
+        _check_pool(config)
+    whole = WHOLE.get(config.vectorisation)
+    if config.vectorisation == "native" and spec.vector_entry_point is None:
         raise ConfigError(
             f"env.id={config.id} env.vectorisation=native: it has no vector form of its own; "
             "use env.vectorisation=sync"
         )
     for wrapper in chosen_wrappers(config):
-        if native and wrapper.vector is None:
+        if whole and wrapper.vector is None:
             raise ConfigError(
-                f"env.wrappers: {wrapper.name!r} cannot wrap a native vector; "
-                "use env.vectorisation=sync"
+                f"env.wrappers: {wrapper.name!r} cannot wrap {whole}; use env.vectorisation=sync"
             )
         if wrapper.name in WRAPPERS_NEED:
             require(f"env.wrappers: {wrapper.name!r}", *WRAPPERS_NEED[wrapper.name])
@@ -87,6 +90,39 @@ def check_environment(config: EnvConfig) -> None:
             f"env.kwargs.frameskip={skipped}: the wrapper atari skips frames, too; take "
             "env.kwargs.frameskip=1, or env.wrappers=[{atari: {frame_skip: 1}}]"
         )
+
+
+def _check_pool(config: EnvConfig) -> None:
+    require("env.vectorisation=envpool", "envpool", "envpool")
+    typed, known = f"env.id={config.id} env.vectorisation=envpool", _envpool().list_all_envs()
+    if config.id not in known:
+        raise ConfigError(f"{typed}: EnvPool does not have it; use env.vectorisation=sync")
+    if config.kwargs:
+        raise ConfigError(
+            f"{typed} with env.kwargs: EnvPool's environments take other arguments than "
+            "gymnasium's, which evaluations play; use env.vectorisation=sync"
+        )
+
+
+def check_like_pool(config: EnvConfig, env: gym.Env) -> None:
+    """Raise `ConfigError` if EnvPool's environment has other spaces than gymnasium's."""
+    spec = _envpool().make_spec(config.id)
+    pairs = {
+        "observations": (spec.gymnasium_observation_space, env.unwrapped.observation_space),
+        "actions": (spec.gymnasium_action_space, env.unwrapped.action_space),
+    }
+    for what, (pool, one) in pairs.items():
+        if (type(pool), pool.shape, getattr(pool, "n", 0)) != (
+            *(type(one), one.shape, getattr(one, "n", 0)),
+        ):
+            raise ConfigError(
+                f"env.id={config.id} env.vectorisation=envpool: EnvPool's {what} are {pool}, but "
+                f"{one} in gymnasium, which evaluations play; use env.vectorisation=sync"
+            )
+
+
+def _envpool() -> Any:
+    return importlib.import_module("envpool")
 
 
 def alters_returns(config: EnvConfig) -> bool:
@@ -181,7 +217,8 @@ class EnvFactory:
     render_mode: str | None = None
     plugins: tuple[str, ...] = ()  # modules to import first: they may register what is named
 
-    def __call__(self) -> gym.Env | VectorEnv:
+    def __call__(self, seed: int | None = None) -> gym.Env | VectorEnv:
+        """seed: for EnvPool, which takes none at a reset."""
         load_plugins(self.plugins)
         config = self.config
         make_member = partial(_make_member, config, self.render_mode)
@@ -189,7 +226,9 @@ class EnvFactory:
             case "none":
                 return _make_one(config, self.render_mode)
             case "native":
-                return _make_native(config, self.render_mode)
+                return _wrapped(config, _make_native(config, self.render_mode))
+            case "envpool":
+                return _wrapped(config, _make_pool(config, seed or 0))
             # Collectors reset, environment by environment: no frame is spent on resetting alone,
             # and what was reset by them they can bring back when a run is resumed.
             case "sync":
@@ -253,18 +292,34 @@ def _make_native(config: EnvConfig, render_mode: str | None) -> VectorEnv:
     kwargs = _arguments(config, render_mode)
     if config.max_episode_steps is not None:
         kwargs["max_episode_steps"] = config.max_episode_steps
-    envs = gym.make_vec(
+    return gym.make_vec(
         config.id,
         num_envs=config.num_envs,
         vectorization_mode="vector_entry_point",
         **kwargs,
     )
+
+
+def _make_pool(config: EnvConfig, seed: int) -> VectorEnv:
+    limit = config.max_episode_steps
+    return _envpool().make(
+        config.id,
+        env_type="gymnasium",
+        num_envs=config.num_envs,
+        num_threads=1,  # more workers use more cores
+        seed=seed % 2**31,
+        **({} if limit is None else {"max_episode_steps": limit}),
+    )
+
+
+def _wrapped(config: EnvConfig, envs: VectorEnv) -> VectorEnv:
     if _bounded(space := envs.single_action_space):
         envs = vector.TransformAction(envs, _clip_to(space))
     envs = OwnEpisodesOfVector(envs) if alters_returns(config) else envs
     for wrapper in chosen_wrappers(config):
         if wrapper.vector is None:
-            raise ConfigError(f"env.wrappers: {wrapper.name!r} cannot wrap a native vector")
+            whole = WHOLE[config.vectorisation]
+            raise ConfigError(f"env.wrappers: {wrapper.name!r} cannot wrap {whole}")
         envs = wrapper.vector(envs, **wrapper.arguments)
     return envs
 

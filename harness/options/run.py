@@ -23,8 +23,9 @@ class EnvConfig(Options):
 
     id: str = "CartPole-v1"  # a gymnasium id; module:Name-v0 imports the module first
     num_envs: Annotated[int, Range(1, 1_000_000)] = 8  # that each worker steps with one policy call
-    # none (one environment), sync (in turn), async (a process each) or native (the environment's)
-    vectorisation: Literal["none", "sync", "async", "native"] = "sync"
+    # none (one environment), sync (in turn), async (a process each), native (the environment's own)
+    # or envpool (EnvPool's environments of the same ids, in C++)
+    vectorisation: Literal["none", "sync", "async", "native", "envpool"] = "sync"
     # innermost first, in evaluation too: a registered name, {name: {arguments}}, or module:Class
     wrappers: list[Any] = field(default_factory=list)
     max_episode_steps: Count | None = None  # null: the environment's own limit

@@ -20,7 +20,7 @@ from collectors import BaseCollector, ReplayBuffer
 from collectors.rollout.seeds import untouched_streams
 from harness.algorithms.interface import Learner, Setup
 from harness.environments.evaluate import Carried
-from harness.environments.factory import EnvFactory, alters_returns, single
+from harness.environments.factory import EnvFactory, alters_returns, check_like_pool, single
 from harness.environments.trial import try_out
 from harness.environments.wrappers import KEY, UNKNOWN
 from harness.errors import ConfigError, ImpossiblePair
@@ -111,6 +111,8 @@ def spaces(config: Config) -> tuple[Space[Any], Space[Any]]:
     with one_environment(config) as env:
         if isinstance(env, VectorEnv):
             return env.single_observation_space, env.single_action_space
+        if config.env.vectorisation == "envpool":
+            check_like_pool(config.env, env)
         return env.observation_space, env.action_space
 
 
