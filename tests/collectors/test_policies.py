@@ -7,7 +7,7 @@ import re
 import gymnasium as gym
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
     InteractionType,
     ProbabilisticTensorDictModule,
@@ -19,7 +19,7 @@ from tensordict.nn import (
 from torch import nn
 
 from collectors import Collector, MultiSyncCollector
-from collectors.rollout.policy import warn_of_training_mode
+from collectors.rollout.policy import _takes_tensordict, warn_of_training_mode
 from sync import HogwildWeightSyncScheme, NoWeightSyncScheme, SharedMemWeightSyncScheme
 from tests.collectors.support import (
     NUM_ACTIONS,
@@ -680,3 +680,29 @@ class Chosen(nn.Module):
 
     def forward(self, observation):
         return self.layer(observation).argmax(-1)
+
+
+def annotated(note):
+    def policy(frame): ...
+
+    policy.__annotations__["frame"] = note
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "takes"),
+    [
+        (annotated(TensorDict), True),
+        (annotated(TensorDictBase), True),
+        (annotated("tensordict.TensorDictBase"), True),
+        (annotated("TensorDict"), True),
+        (annotated(torch.Tensor), False),
+        (annotated("torch.Tensor"), False),
+        (lambda td: td, True),
+        (lambda tensordict: tensordict, True),
+        (lambda frame: frame, False),
+        (lambda td, tensordict: td, False),
+    ],
+)
+def test_a_policy_takes_a_tensordict_by_its_name_or_its_annotation(policy, takes):
+    assert _takes_tensordict(policy) == takes

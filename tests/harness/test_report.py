@@ -10,13 +10,19 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+import pandas as pd
 import pytest
 
 from harness.report import main
+from harness.report.document import _provenance, _what_was_run
 from harness.report.drawing import LONGEST_LABEL, shown
-from harness.report.pages import plain
+from harness.report.pages import Table, plain
+from harness.report.runs import read_runs
+from harness.report.scores import WANTED, analyse
+from harness.report.settings import arrange
 from harness.report.tables import cell_text
 from tests.harness.report.synthetic import HOSTILE, make_run, make_sweep
 from tests.harness.small import ROOT
@@ -363,3 +369,53 @@ def test_a_share_of_a_negative_return_is_not_printed(tmp_path):
     verdict = (tmp_path / "report" / "report.md").read_text().partition("## What was run")[0]
     assert re.search(r"-?\d %", verdict.replace("95 %", "")) is None
     assert "There is no margin" in verdict
+
+
+def manifest(**changes: Any) -> dict[str, Any]:
+    git = {"sha": "0123", "branch": "main", "diff": ""}
+    return {"git": git, "python": "3.11", "command": "python run.py skip_done=false"} | changes
+
+
+def provenance(*manifests: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """The table, and the sentences below it."""
+    blocks = list(_provenance(pd.DataFrame({"manifest": manifests})))
+    tables = [dict(block.rows) for block in blocks if isinstance(block, Table)]
+    return (tables or [{}])[0], [block for block in blocks if isinstance(block, str)]
+
+
+def test_runs_that_come_from_one_place_and_from_several():
+    again = "To run them anew, write `replace_done` for `skip_done` or name another `sweep=`."
+    ordered = "The commands that made these runs:"
+    table, texts = provenance(manifest(), manifest())
+    assert table == {"commit": "0123 on main", "changes on top": "none", "python": "3.11"}
+    assert texts == [ordered]
+    changed = {"sha": "0123", "branch": "main", "diff": "\ndiff --git a\ndiff --git b"}
+    by_hand = manifest(git=changed, command="python run.py skip_done=true")
+    table, texts = provenance(manifest(), by_hand, manifest(python="3.12"))
+    assert table["python"] == "3.11 (2 runs); 3.12 (1 run)"
+    assert table["changes on top"].startswith("3 changed files (1 run); none (2 runs)")
+    assert "differ in where they come from (changes on top, python)" in texts[0]
+    assert texts[1:] == [
+        "The code was not exactly a commit; each run's manifest.json holds the diff.",
+        ordered,
+        again,
+    ]
+    assert provenance({}) == (
+        {},
+        ["No run has a readable manifest: where they come from is not known."],
+    )
+
+
+def test_options_that_differ_are_those_of_one_task_if_there_are_several(tmp_path):
+    for lag in (0, 4):
+        for task in ("CartPole-v1", "Acrobot-v1"):
+            options = {"sync": {"name": "a", "lag": lag}, "env": {"id": task}}
+            make_run(tmp_path / f"{task}-{lag}", **options)
+    text = "The options in which runs{} differ; all others are the same."
+    for place, which in ((tmp_path, " of one task"), (tmp_path / "CartPole-v1-0", None)):
+        runs, records = read_runs([place], WANTED)
+        texts = list(_what_was_run(analyse(arrange(runs), records)))
+        if which:
+            assert texts[1] == text.format(which)
+    runs, records = read_runs(sorted(tmp_path.glob("CartPole*")), WANTED)
+    assert text.format("") in list(_what_was_run(analyse(arrange(runs), records)))

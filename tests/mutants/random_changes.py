@@ -327,7 +327,7 @@ class Changed:
         names: dict[str, None] = {}
         for part in parts:
             touching = {name for line in part for name in lines.get(str(line), ())}
-            names |= dict.fromkeys(sorted(touching, key=lambda name: seconds[name]))
+            names |= dict.fromkeys(sorted(touching - names.keys(), key=lambda name: seconds[name]))
         sums = itertools.accumulate(seconds[name] for name in names)
         return [name for name, total in zip(names, sums, strict=True) if total <= TESTS_S]
 
@@ -435,7 +435,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names, without = json.loads(Path(options.worker).read_text())
         known = {change.name: change for change in draw(options.seed, sys.maxsize, ())}
         plugin = Changed([known[name] for name in names], Path(options.output))
-        files = sorted({test.partition("::")[0] for test in plugin.touched["seconds"]})
+        measured = {test.partition("::")[0] for test in plugin.touched["seconds"]}
+        files = sorted(file for file in measured if (ROOT / file).exists())
         deselected = [f"--deselect={test}" for test in without]
         return int(pytest.main([*PYTEST, *deselected, *files], plugins=[plugin]))
     if options.touches is not None or not TOUCHED.exists():

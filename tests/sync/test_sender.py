@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict, TensorDictParams
 
 from sync import WeightStrategy, WorkerError
+from sync.sender import is_by_worker
 from tests.sync.support import (
     EACH,
     FORMS,
@@ -164,3 +165,19 @@ def test_parameters_in_a_tensordict_may_be_what_is_trained(kind):
         assert worker.do(receive)
         assert worker.do(held) == bits(weights)
         assert (weights["0", "weight"] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("weights", "by_worker"),
+    [
+        (None, False),
+        ({}, False),
+        ({"layer": torch.ones(1)}, False),
+        ({0: {"layer": torch.ones(1)}, 3: None}, True),
+        ({0: {}, "layer": {}}, False),
+        (TensorDict({"0": torch.ones(1)}), False),
+        ([torch.ones(1)], False),
+    ],
+)
+def test_a_dict_with_numbers_as_keys_has_the_weights_of_each_worker(weights, by_worker):
+    assert is_by_worker(weights) == by_worker

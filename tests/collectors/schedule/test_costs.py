@@ -22,6 +22,7 @@ COUNT = 40_000
         Cost(5.0, "exponential"),
         Cost(5.0, "gamma", 0.7),
         Cost(5.0, "gamma", 0.0),
+        Cost(5.0, "constant", 0.0),
         Cost(0.0, "lognormal", 1.0),
     ],
 )
@@ -43,6 +44,7 @@ def test_draws_have_the_mean_and_the_spread(cost):
         ({"each": "run"}, "each='run'"),
         ({"kind": "gamma"}, "needs cv"),
         ({"kind": "constant", "cv": 0.5}, "leave cv out"),
+        ({"kind": "constant", "cv": 1.0}, "leave cv out"),
         ({"kind": "exponential", "cv": 0.5}, "leave cv out"),
         ({"kind": "uniform", "cv": 0.6}, "kind=gamma takes more"),
         ({"kind": "normal", "cv": 0.6}, "kind=gamma takes more"),

@@ -129,6 +129,8 @@ def of_factors(root: Path) -> Iterator[str]:
     by_objective = make_design(plan, "algo.objective", None, "sync.lag")
     report = analyse(plan, records, design=by_objective)
     yield from drawn("response to the objective", figures.response(report, respond(report)))
+    with matplotlib.rc_context({"figure.figsize": (drawing.WIDTHS["narrow"],) * 2}):
+        yield from drawn("scores, narrow", figures.scores(report))
 
 
 def test_every_line_and_size_is_that_of_the_figures_that_were_looked_at(tmp_path):

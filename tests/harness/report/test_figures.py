@@ -86,3 +86,20 @@ def test_a_figure_for_phones_has_one_column_and_no_wider_drawing(tmp_path, many)
     assert wide == pytest.approx(72 * drawing.WIDTHS["wide"])
     assert narrow == pytest.approx(72 * drawing.WIDTHS["narrow"])
     assert drawing.dark(found.narrow) == found.narrow_dark
+
+
+def test_everything_in_a_picture_is_inside_it(many):
+    figures_drawn = []
+
+    def plot():
+        figures_drawn.append(figures.scores(many))
+        return figures_drawn[-1]
+
+    drawing.draw(plot, slug="", caption="")
+    for figure in figures_drawn:
+        for axes in figure.axes:
+            outline, page = axes.get_tightbbox(), figure.bbox
+            assert outline.x0 >= page.x0
+            assert outline.y0 >= page.y0
+            assert outline.x1 <= page.x1
+            assert outline.y1 <= page.y1

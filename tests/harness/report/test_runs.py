@@ -233,3 +233,16 @@ def test_a_run_whose_records_are_all_there_is_not_damaged(tmp_path):
     failed = cut(make_run(tmp_path / "failed", state="failed"), 0, 5)
     assert read_one(whole).damage == read_one(failed).damage == ""
     assert read_one(whole).problems
+
+
+def test_rows_of_all_runs_are_numbered_through_and_reading_says_how_far_it_is(
+    tmp_path, monkeypatch
+):
+    steps: list[str] = []
+    monkeypatch.setattr("harness.report.runs.show_progress", steps.append)
+    for seed in (1, 2):
+        make_run(tmp_path / f"run{seed}", seed=seed)
+    tables = read_runs([tmp_path], None)
+    assert steps == ["reading 1/2: run1", "reading 2/2: run2"]
+    assert tables.records.index.tolist() == list(range(40))
+    assert tables.records["run"].tolist() == [0] * 20 + [1] * 20

@@ -484,3 +484,15 @@ def test_effects_of_two_signs_are_higher_and_lower_and_not_more_and_less(tmp_pat
     )
     assert ": higher with clip=0.3 (p = " in sentence
     assert "; no difference found between clip=0.5 and clip=0.1 (p = " in sentence
+
+
+def test_which_task_was_never_evaluated_is_said_if_there_are_several(tmp_path):
+    for task in ("CartPole-v1", "Acrobot-v1"):
+        make_run(tmp_path / task, env={"id": task})
+    one = "".join(map(str, opening(report(tmp_path / "CartPole-v1"))))
+    several = "".join(map(str, opening(report(tmp_path))))
+    measured = "Only the return of the acting weights was measured: no run was evaluated"
+    assert one.count(measured) == 1
+    assert "CartPole-v1: Only" not in one
+    assert f"ppo on Acrobot-v1: {measured}" in several
+    assert f"ppo on CartPole-v1: {measured}" in several

@@ -177,3 +177,9 @@ def test_memory_is_used_again_when_a_version_has_arrived(clock):
         sending.send(version)
         sending.run()
     assert len(sending.channel._pool) <= 2
+
+
+def test_a_transmission_takes_its_bits_over_the_bandwidth():
+    link = WorkerLink(Link(latency_ms=1, bandwidth_mbps=100), 0)
+    assert link._durations(1_000_000) == (80_000_000, 0)
+    assert WorkerLink(Link(latency_ms=1), 0)._durations(1_000_000) == (0, 0)
