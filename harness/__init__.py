@@ -12,6 +12,7 @@ COMMANDS = {  # what `lockstep NAME` runs: modules with a `main`
     "report": "harness.report",
     "reproduce": "harness.reproduce",
     "branch": "harness.branch.command",
+    "why": "harness.branch.why",
     "calibrate": "harness.calibrate",
     "play": "harness.play",
     "runs": "harness.runs",

@@ -14,111 +14,51 @@ adds what is new.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from harness.branch.jobs import Job, run_jobs
-from harness.branch.moments import (
-    MOMENTS,
-    check_moments,
-    how_it_ended,
-    moments_plan,
-    saved_moment,
-    stored_moments,
-    way_to,
+from harness.branch.options import check_changes
+from harness.branch.study import (
+    Arm,
+    Study,
+    open_study,
+    run_branches,
+    trusted,
+    way_for,
+    write_report,
 )
-from harness.branch.options import branch_options, calibrated, check_changes, with_seed
-from harness.config.plan import RunPlan
-from harness.config.search import objective
-from harness.config.stored import add_import_flags, trusted_options
+from harness.config.stored import add_import_flags
 from harness.errors import ConfigError
-from harness.files import one_line, read_json, write_json
-from harness.numbers import plural, readable
-from harness.reproduce import compare, is_recorded
-from harness.run.branch_start import Branch, seed_of, share_file
+from harness.files import one_line
 from harness.run.checkpoints import CheckpointError
-from harness.run.directory import RunDir
 
-FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
-CONTROL = "control"
-STUDY = "branches.json"
-
-
-@dataclass(frozen=True)
-class Arm:
-    """What the branches of one arm change: values by option, none in the control."""
-
-    name: str
-    values: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Study:
-    """Branches of one run: its options, the arms, and where all of it lies."""
-
-    parent: Path
-    directory: Path
-    stored: Mapping[str, Any]  # the parent's options
-    collector: Mapping[str, Any] | None  # the options of another collector, for all branches
-    arms: Sequence[Arm]
-
-    @property
-    def again(self) -> Path:
-        """The parent, done again up to the last moment."""
-        return self.directory / "parent"
-
-    def place(self, update: int, arm: Arm, repeat: int) -> Path:
-        """The run directory of a branch."""
-        return self.directory / f"update-{update}" / arm.name / f"{repeat}"
-
-    @property
-    def moments(self) -> Path:
-        """The states of the parent, by update."""
-        return self.directory / MOMENTS
-
-    def branches(self) -> list[Path]:
-        """The run directories of all branches that there are."""
-        files = self.directory.glob("update-*/*/*/manifest.json")
-        return sorted(file.parent for file in files)
-
-    def plan(self, start: Path, update: int, arm: Arm, repeat: int) -> RunPlan:
-        """The plan of one branch; `ConfigError` if its options cannot be."""
-        seed = seed_of(int(self.stored["seed"]), update, repeat)
-        config, options = with_seed(branch_options(self.stored, self.collector, arm.values), seed)
-        origin = {
-            "parent": str(self.parent.absolute()),
-            "parent_id": RunDir(self.parent).read_id(),
-            "update": update,
-            "arm": arm.name,
-            "changes": dict(arm.values),
-            "repeat": repeat,
-        }
-        return RunPlan(
-            config=config,
-            options=options,
-            directory=self.place(update, arm, repeat),
-            overrides=[],
-            skip_done=True,
-            sweep=self.directory.name,
-            branch=Branch(start, origin),
-        )
+USAGE_ERROR, INTERRUPTED = 2, 130
+STATUSES = (
+    "Exit status: 0 all branches are done; 1 a branch failed; 2 nothing was started, or the "
+    "moments were not reached; 130 interrupted."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; the exit status."""
-    options = parser().parse_intermixed_args(arguments)
+    return guarded("branch", _branch, parser().parse_intermixed_args(arguments))
+
+
+def guarded(
+    name: str, command: Callable[[argparse.Namespace], int], options: argparse.Namespace
+) -> int:
+    """Do what the options say; the exit status. What is wrong is said in one line."""
     try:
-        return _branch(options)
+        for flag, least in (("repeats", 1), ("jobs", 1), ("refine", 0)):
+            if (number := getattr(options, flag, least)) < least:
+                raise ConfigError(f"--{flag} {number}: expected {least} or more")
+        return command(options)
     except (ValueError, OSError, CheckpointError) as error:
-        print(f"branch: {one_line(error)}", file=sys.stderr)
+        print(f"{name}: {one_line(error)}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
-        print("branch: interrupted; the same command with --out continues", file=sys.stderr)
+        print(f"{name}: interrupted; the same command with --out continues", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -128,8 +68,7 @@ def parser() -> argparse.ArgumentParser:
         prog="lockstep branch",
         description=(__doc__ or "").replace("`", ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Exit status: 0 all branches are done; 1 a branch failed; 2 nothing was started, or "
-        "the moments were not reached; 130 interrupted.",
+        epilog=STATUSES,
     )
     flags.add_argument("run_dir", type=Path, metavar="RUN", help="the directory of the parent")
     flags.add_argument("changes", nargs="*", metavar="OPTION=VALUE", help="what to change")
@@ -140,7 +79,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="UPDATES",
         help="the moments: numbers of updates, as 40,60,80",
     )
-    flags.add_argument("--repeats", type=int, default=8, metavar="N", help="of each arm (8)")
     flags.add_argument(
         "--refine",
         type=int,
@@ -148,6 +86,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="add up to N moments, each half-way between two with different answers (0)",
     )
+    add_study_flags(flags)
+    return flags
+
+
+def add_study_flags(flags: argparse.ArgumentParser) -> None:
+    """The flags of every command that makes branches."""
+    flags.add_argument("--repeats", type=int, default=8, metavar="N", help="of each arm (8)")
     flags.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (1)")
     flags.add_argument("--out", type=Path, help="the directory; by default below outputs/")
     flags.add_argument(
@@ -157,7 +102,6 @@ def parser() -> argparse.ArgumentParser:
         "with the costs measured in the run, so that they repeat to the bit",
     )
     add_import_flags(flags)
-    return flags
 
 
 def updates(text: str) -> list[int]:
@@ -169,25 +113,11 @@ def updates(text: str) -> list[int]:
 
 
 def _branch(options: argparse.Namespace) -> int:
-    parent: Path = options.run_dir
-    for name, least in (("repeats", 1), ("jobs", 1), ("refine", 0)):
-        if (number := getattr(options, name)) < least:
-            raise ConfigError(f"--{name} {number}: expected {least} or more")
-    trusted = {"import_env": options.import_env, "plugins": options.plugin}
-    stored = trusted_options(parent, **trusted)
-    arm = Arm(" ".join(options.changes).replace("/", "_"), check_changes(options.changes, stored))
-    way = way_to(parent, **trusted)
-    check_moments(parent, options.at)
-    study = Study(
-        parent,
-        options.out or default_directory(),
-        stored,
-        other_collector(parent, stored, real=options.real_workers),
-        (Arm(CONTROL, {}), arm),
-    )
-    for one in study.arms:  # whether their options can be
-        study.plan(Path(), options.at[0], one, 1)
-    note_study(study)
+    stored = trusted(options)
+    values = check_changes(options.changes, stored)
+    arm = Arm(" ".join(options.changes).replace("/", "_"), values)
+    study = open_study(options, stored, [arm], "branch")
+    way = way_for(options, study, options.at)
     status = run_branches(study, way, options.at, options.repeats, options.jobs)
     for _ in range(options.refine):
         if status or (update := next_moment(study)) is None:
@@ -207,134 +137,6 @@ def next_moment(study: Study) -> int | None:
         return None
     print(f"the answer changes between updates {gap[0]} and {gap[1]}", flush=True)
     return sum(gap) // 2
-
-
-def write_report(study: Study) -> None:
-    """Write the report, and print its tables."""
-    # They take time to import.
-    from harness.branch.report import brief, document, read_results
-    from harness.report.make import save
-    from harness.report.pages import to_text
-    from harness.report.runs import MARK
-    from harness.report.text import show, show_progress
-
-    results = read_results(study.parent, study.branches())
-    if not results.done:
-        return
-    out = study.directory / "report"
-    save(out, document(results, f"Branches of {study.parent.name}"), {})
-    show_progress("")
-    show(f"\n{to_text(brief(results), shutil.get_terminal_size().columns)}\n\n{out / MARK}")
-
-
-def default_directory() -> Path:
-    """A new directory below outputs/."""
-    now = datetime.now()
-    return Path("outputs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-branch"
-
-
-def note_study(study: Study) -> None:
-    """Write down whose branches these are. `ConfigError` if there are those of another run."""
-    file = study.directory / STUDY
-    parent = {"parent": str(study.parent.absolute()), "parent_id": RunDir(study.parent).read_id()}
-    noted = read_json(file)
-    if noted and noted.get("parent_id") != parent["parent_id"]:
-        raise ConfigError(
-            f"--out {study.directory} has branches of {one_line(noted.get('parent'))}; "
-            "name another directory"
-        )
-    study.directory.mkdir(parents=True, exist_ok=True)
-    write_json(file, parent)
-
-
-def other_collector(
-    parent: Path, stored: Mapping[str, Any], *, real: bool
-) -> dict[str, Any] | None:
-    """The options of the branches' collector where it is another than the parent's."""
-    collector = stored.get("collector")
-    name = collector.get("name") if isinstance(collector, Mapping) else None
-    if real and name != "multi_async":
-        raise ConfigError(
-            f"--real-workers: the parent has collector={name}; its branches have the same"
-        )
-    if name != "multi_async" or real:
-        return None
-    return calibrated(parent, stored)
-
-
-def moments(study: Study, way: RunPlan | None, at: Sequence[int]) -> dict[int, Path]:
-    """The folder of the saved state by update; the parent is done again if one is missing."""
-    if way is None:
-        for update, file in stored_moments(study.parent, at).items():
-            if saved_moment(study.moments, update) is None:
-                folder = study.moments / f"{update}"
-                folder.mkdir(parents=True)
-                share_file(file, folder)
-        return saved_moments(study, at)
-    missing = [update for update in at if saved_moment(study.moments, update) is None]
-    if missing:
-        print(f"repeating {study.parent} up to update {missing[-1]}", flush=True)
-        output = study.directory / ".output" / "parent.txt"
-        plan = moments_plan(way, study.again, study.moments, missing)
-        for _, status in run_jobs([Job(plan, output)], 1):
-            if status > 128:
-                raise KeyboardInterrupt
-        check_again(study)
-    return saved_moments(study, at)
-
-
-def saved_moments(study: Study, at: Sequence[int]) -> dict[int, Path]:
-    """The folders of all states; `ConfigError` if the repetition did not come so far."""
-    starts = {}
-    for update in at:
-        folder = saved_moment(study.moments, update)
-        if folder is None:
-            why = how_it_ended(study.again, study.directory / ".output" / "parent.txt")
-            raise ConfigError(f"--at {update}: the repetition did not reach this update: {why}")
-        starts[update] = folder
-    return starts
-
-
-def check_again(study: Study) -> None:
-    """Say so if the repetition is not the parent to the bit."""
-    if not (study.again / "metrics.jsonl").is_file():
-        return
-    difference, _ = compare(
-        study.parent, study.again, replayed=is_recorded(study.parent), whole=False
-    )
-    if difference is not None:
-        print(
-            "warning: the branches go on from a repetition that differs from the parent, first at "
-            f"{one_line(difference)}"
-        )
-
-
-def run_branches(
-    study: Study, way: RunPlan | None, at: Sequence[int], repeats: int, parallel: int
-) -> int:
-    """Do all branches from these moments; the exit status."""
-    starts = moments(study, way, at)
-    jobs = []
-    for repeat in range(1, repeats + 1):
-        for update, start in starts.items():
-            for arm in study.arms:
-                plan = study.plan(start, update, arm, repeat)
-                output = study.directory / ".output" / f"{update}-{arm.name}-{repeat}.txt"
-                if not plan.is_skipped:
-                    jobs.append(Job(plan, output))
-    print(f"{len(jobs)} {plural(len(jobs), 'branch', 'branches')} in {study.directory}", flush=True)
-    failures = 0
-    for number, (job, status) in enumerate(run_jobs(jobs, parallel), 1):
-        failures += status != 0
-        origin = job.plan.branch.origin  # type: ignore[union-attr]
-        name = f"update {origin['update']}, {origin['arm']}, repeat {origin['repeat']}"
-        if status:
-            result = f"failed: {how_it_ended(job.plan.directory, job.output)}"
-        else:
-            score = objective(read_json(job.plan.directory / "summary.json"))
-            result = f"return {readable(score, 4)}"
-        print(f"[{number}/{len(jobs)}] {name}: {result}", flush=True)
-    return FAILED if failures else 0
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ SYNOPSIS = """\
 python run.py [group=name ...] [option=value ...]
 python run.py --multirun [group=name,name ...] [option=value,value ...]
 python run.py resume=RUN_DIRECTORY [option=value ...]
-python run.py report|reproduce|branch|calibrate|play|runs|check RUN_DIRECTORY [--help] [...]"""
+python run.py report|reproduce|branch|why|calibrate|play|runs|check RUN_DIRECTORY [--help] [...]"""
 
 DESCRIPTION = """\
 Rollout workers step environments with a policy, a learner trains that policy, and a sync scheme
