@@ -13,6 +13,7 @@ from collectors.schedule.recording import Header, RecordedSchedule, ScheduleFile
 from harness.files import MOST_BYTES_YAML, flatten, parse_yaml, read_text
 from harness.options.simulated import SCHEDULE
 from harness.run.checkpoints import Checkpoints
+from lockstep_check.ages import of_age
 from lockstep_trl import on_cpu
 from lockstep_trl.run import RunRecord
 from lockstep_trl.sampler import Reward, Sampler, Writing
@@ -257,6 +258,6 @@ class LockstepRollouts:
         self.record.load_state_dict(state["record"])
         self.record.versions_before = newest
         self.worker.next, self.worker.offset = state["next"], 1 - newest
-        self.transfer.scheme.first_version = newest - len(recent) + 1
+        self.transfer.scheme.first_version = of_age(len(recent) - 1, newest)  # the oldest kept
         for weights in recent[:-1]:  # TRL sends the last
             self.transfer.send_weights(weights.items())
