@@ -60,7 +60,10 @@ def prime_rl(directory: Path) -> Iterator[Event]:
                 name = _get(episode, "id", place, line)
                 if name not in numbers:
                     numbers[name] = len(numbers)
-                    act = {"version": policy["start"], "length": episode["num_output_tokens"]}
+                    act = {
+                        "version": policy["start"],
+                        "length": _get(episode, "num_output_tokens", place, line),
+                    }
                     yield {"event": "act", "worker": 0, "sample": numbers[name], **act}
                 if place is path:
                     place_of = {"worker": 0, "sample": numbers[name]}

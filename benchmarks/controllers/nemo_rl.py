@@ -14,7 +14,7 @@ from benchmarks.controllers.setup import Setup
 
 LIMIT = 2
 CAPACITY = BATCH * (LIMIT + 1)
-POLL = 0.05  # of its loops, in units of a training step
+POLL = 0.1  # of its loops, in units of a training step
 PLACE = "nemo-rl/nemo_rl/algorithms/async_utils/"
 
 

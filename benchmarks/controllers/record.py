@@ -24,6 +24,7 @@ class Workload:
 
 FACTOR = 20.0
 WORKLOADS = (
+    Workload("short", Cost(0.5, "exponential")),
     Workload("even", Cost(2.0, "uniform", 0.3)),
     Workload("exponential", Cost(2.0, "exponential")),
     Workload("long tail", Cost(2.0, "lognormal", 3.0)),

@@ -15,7 +15,7 @@ from benchmarks.controllers.simulation import Simulation
 LIMIT = 2
 THRESHOLD = LIMIT + 1  # versions that a group spans, of which the one that trains is the last
 WARMUP = 2  # batches ahead of training
-POLL = 0.05  # of its loop, in units of a training step
+POLL = 0.1  # of its loop, in units of a training step
 
 PROMISES = {
     "drop": "drop the trajectory",

@@ -105,8 +105,8 @@ def test_slots_that_are_freed_too_early_break_the_bound():
     sound, _ = torchtitan.setups()
     planted = torchtitan.planted()
     assert sound.most == planted.most == 2
-    assert max(run_once(sound, WORKLOADS[1], seed=0, updates=40).ages) == 2
-    assert max(run_once(planted, WORKLOADS[1], seed=0, updates=40).ages) > 2
+    assert max(run_once(sound, WORKLOADS[2], seed=0, updates=40).ages) == 2
+    assert max(run_once(planted, WORKLOADS[2], seed=0, updates=40).ages) > 2
 
 
 def test_the_command_without_the_frameworks_ends_with_two(tmp_path):

@@ -14,7 +14,8 @@ from lockstep_check.events import TraceError
 from lockstep_check.importers import IMPORTERS, write
 from lockstep_check.rules import Limit
 
-# Written by the programs' own writers; prime-rl's have the fields of its Episode.to_record.
+# Written by the programs' own writers: serialize_rollout_summaries_from_groups of tinker-cookbook,
+# Episode.to_record of prime-rl's verifiers 0.4.0, PPOTrainer._write_generations of verl.
 RECORDS = Path(__file__).parent / "records"
 AGE = "age within the limit"
 CONSERVED = "made = trained + dropped + in flight"
