@@ -44,8 +44,12 @@ WARM_UP = 10  # batches that do not count
 FEWEST = 30  # batches
 SIMULATED = 2_000  # batches, at most, to see what the costs so far leave unexplained
 METRICS = (
-    *("time/train_s", "time/sync_s", "time/log_s", "time/collect_s"),
-    *("sync/bytes", "eval/return"),
+    "time/train_s",
+    "time/sync_s",
+    "time/log_s",
+    "time/collect_s",
+    "sync/bytes",
+    "eval/return",
 )
 QUICK = 10  # percentile: batches for which the learner waits least
 

@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -118,6 +118,7 @@ def parse_json(text: str) -> Any:
 def parse_yaml(text: str) -> Any:
     """A value of plain YAML: text, numbers, lists, mappings; no references and no other tags."""
     try:
+        _check_plain(text)
         value = yaml.load(text, Loader=_PlainLoader)
     except DamagedError:
         raise
@@ -133,26 +134,24 @@ def to_yaml(value: Any) -> str:
     return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False)
 
 
-KINDS = ("null", "bool", "int", "float", "str", "seq", "map")
-KNOWN = tuple(f"tag:yaml.org,2002:{kind}" for kind in KINDS)
+TAG = "tag:yaml.org,2002:"
+KINDS = tuple(f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
 # YAML 1.1 takes 1e-3 for text; people, and what composes the config, take it for a number.
 FLOAT = re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+$")
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """YAML without references, by which a few lines can stand for more than memory holds."""
+class _PlainLoader(yaml.CSafeLoader):
+    """YAML of `KINDS` alone."""
 
-    depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("references are not read")
-        if self.depth > DEEPEST:  # and not at the end: it would take seconds to get there
-            raise DamagedError(f"nested in more than {DEEPEST} levels")
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
+    yaml_constructors: ClassVar[Any] = {
+        tag: make
+        for tag, make in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag in KINDS
+    }
+    yaml_implicit_resolvers: ClassVar[Any] = {
+        first: [(tag, pattern) for tag, pattern in pairs if tag in KINDS]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         if len(node.value) > 400:  # longer than any float, and slow to write as decimals
@@ -167,16 +166,21 @@ class _PlainDumper(yaml.SafeDumper):
         return True
 
 
-_PlainLoader.yaml_constructors = {
-    tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag in (None, *KNOWN)
-}
-_PlainLoader.add_constructor(KNOWN[2], _PlainLoader.construct_yaml_int)
-_PlainLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in pairs if tag in KNOWN]
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-for _kind in (_PlainLoader, _PlainDumper):
-    _kind.add_implicit_resolver(KNOWN[3], FLOAT, list("-+0123456789"))
+_PlainLoader.add_constructor(f"{TAG}int", _PlainLoader.construct_yaml_int)
+_PlainLoader.add_implicit_resolver(f"{TAG}float", FLOAT, list("-+0123456789"))
+_PlainDumper.add_implicit_resolver(f"{TAG}float", FLOAT, list("-+0123456789"))
+
+
+def _check_plain(text: str) -> None:
+    """Refuse references, by which a few lines stand for more than memory holds, and depth."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError("references are not read")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise DamagedError(f"nested in more than {DEEPEST} levels")
 
 
 def one_line(text: object, longest: float = LONGEST_LINE) -> str:

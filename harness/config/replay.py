@@ -23,7 +23,12 @@ from lockstep_check.ages import is_within
 
 # What has done its work when the schedule is recorded.
 KEPT = (
-    *("sync.apply_at", "sync.interval", "sync.blocking", "sync.lag", "sync.lag_seed", "sync.link"),
+    "sync.apply_at",
+    "sync.interval",
+    "sync.blocking",
+    "sync.lag",
+    "sync.lag_seed",
+    "sync.link",
     "collector.batches_ahead",
 )
 # Which frames the learner leaves out is its own decision, as long as the versions come out.

@@ -21,8 +21,11 @@ from harness.options.run import CommandConfig
 
 # What a checkpoint holds the state of: a resumed run goes on with these as they were.
 KEPT = (
-    *("seed", "algo.name", "model.name"),
-    *("collector.name", "collector.num_workers"),
+    "seed",
+    "algo.name",
+    "model.name",
+    "collector.name",
+    "collector.num_workers",
 )
 
 

@@ -61,8 +61,16 @@ WRAPPERS_NEED = {
 WHOLE = {"native": "a native vector", "envpool": "a vector of EnvPool"}
 # Registered wrappers that leave rewards, steps and the ends of episodes as they are.
 KEEP_RETURNS = {
-    *("delay_observation", "flatten_observation", "frame_stack", "grayscale", "one_hot_grid"),
-    *("rescale_action", "rescale_observation", "resize", "sticky_action", "time_aware"),
+    "delay_observation",
+    "flatten_observation",
+    "frame_stack",
+    "grayscale",
+    "one_hot_grid",
+    "rescale_action",
+    "rescale_observation",
+    "resize",
+    "sticky_action",
+    "time_aware",
 }
 
 

@@ -76,9 +76,6 @@ class Logger(ABC):
         """The run has ended; write everything out."""
 
 
-log = logging.getLogger(__name__)
-
-
 class JsonlLogger(Logger):
     """Appends `{"step": frames, "time": seconds, name: value, ...}`, a line each, at once.
 

@@ -27,6 +27,12 @@ from harness.measures import PHASES
 from harness.numbers import Unused, readable
 from harness.run.callbacks import Run
 
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+LOOKS_PER_DRAWING = 4
+JOIN_S = 2.0
+
 
 class Display:
     """A dashboard on a terminal; a line every few seconds where there is none."""
@@ -268,13 +274,6 @@ def _numbers(summary: Mapping[str, Any], digits: int, *names: str) -> str | None
 def _form(summary: Mapping[str, Any], form: str, *names: str) -> str | None:
     values = [summary.get(name) for name in names]
     return None if any(value is None for value in values) else form.format(*values)
-
-
-log = logging.getLogger(__name__)
-
-LOOK_S = 0.1
-LOOKS_PER_DRAWING = 4
-JOIN_S = 2.0
 
 
 class LiveView:

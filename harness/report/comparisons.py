@@ -18,7 +18,6 @@ from harness.report.statistics import (
     equivalence_test,
     holm,
     paired_test,
-    probability_of_improvement,
     student_quantile,
 )
 from harness.report.text import joined, number, signed
@@ -28,31 +27,51 @@ IDENTICAL = "identical"  # the same score in every pair
 UNTESTED = "not tested"  # fewer than two pairs, or a difference without any spread
 WITHIN = " by less than the margin"  # a difference that is shown, and shown to be small
 VERDICTS = (
-    *(
-        LOWER,
-        f"{LOWER}{WITHIN}",
-        EQUIVALENT,
-        IDENTICAL,
-        f"{HIGHER}{WITHIN}",
-        HIGHER,
-        UNDECIDED,
-        UNTESTED,
-    ),
+    LOWER,
+    f"{LOWER}{WITHIN}",
+    EQUIVALENT,
+    IDENTICAL,
+    f"{HIGHER}{WITHIN}",
+    HIGHER,
+    UNDECIDED,
+    UNTESTED,
 )
 POWER = 0.8  # with which a difference of the margin's size is to be found
 MOST_PAIRS = 1000
 
 # A comparison is a row of this table: the difference is the setting's score less the baseline's.
 COMPARISONS = [
-    *("setting", "baseline", "pairs", "difference", "low", "high", "p", "p_corrected"),
-    *("margin", "p_equivalent", "p_equivalent_corrected", "verdict"),
-    *("p_better", "p_better_low", "p_better_high", "finding"),
+    "setting",
+    "baseline",
+    "pairs",
+    "difference",
+    "low",
+    "high",
+    "p",
+    "p_corrected",
+    "margin",
+    "p_equivalent",
+    "p_equivalent_corrected",
+    "verdict",
+    "finding",
 ]
 # An interaction is a row of this one: the effect of one option at a value of another, against its
 # effect at the first value.
 INTERACTIONS = [
-    *("change", "at", "base", "rest", "seeds", "effect", "base_effect"),
-    *("difference", "low", "high", "p", "p_corrected", "margin", "finding"),
+    "change",
+    "at",
+    "base",
+    "rest",
+    "seeds",
+    "effect",
+    "base_effect",
+    "difference",
+    "low",
+    "high",
+    "p",
+    "p_corrected",
+    "margin",
+    "finding",
 ]
 
 
@@ -112,7 +131,7 @@ def _compare(
     left, right = rows[:, np.isfinite(rows).all(axis=0)]  # the seeds that both have
     difference, p = paired_test(left, right)
     least = margin.of(right) if share or margin.points is not None else math.nan
-    comparison = {
+    return {
         "setting": name,
         "baseline": baseline,
         "pairs": difference.seeds,
@@ -123,12 +142,6 @@ def _compare(
         "margin": least,
         "p_equivalent": equivalence_test(left, right, least),
     }
-    every = [row[np.isfinite(row)] for row in rows]
-    if all(map(len, every)):
-        better = probability_of_improvement(*([row] for row in every))
-        columns = ("p_better", "p_better_low", "p_better_high")
-        comparison |= dict(zip(columns, better[:3], strict=True))
-    return comparison
 
 
 def is_significant(comparison: Any) -> bool:

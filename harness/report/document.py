@@ -15,14 +15,12 @@ from harness.numbers import count
 from harness.report import drawing, figures, verdict
 from harness.report.pages import Block, Code, Document, Table
 from harness.report.scores import (
-    AXES,
     EVALUATED,
     PER_1000,
     TRAINED,
     Report,
     Score,
     summaries,
-    totals,
 )
 from harness.report.statistics import caution
 from harness.report.text import NONE, joined, number, with_interval
@@ -140,24 +138,20 @@ MOST_NAMES = 5  # runs of which one thing is said
 Blocks = Iterator[Block | None]  # None is a figure that would show nothing
 
 
-def write(report: Report, cells: pd.DataFrame, title: str) -> Document:
-    """Compose the report and draw its figures, which takes most of its time.
-
-    cells: the scores in their places in the design, if there is one.
-    """
+def write(report: Report, title: str) -> Document:
+    """Compose the report and draw its figures, which takes most of its time."""
     tasks = report.plan.tasks
-    sections = {"Verdict": verdict.open_with(report, cells), "What was run": _what_was_run(report)}
-    for place, task in enumerate(tasks, 1):
-        suffix, about = (f"-{place}", f" ({task})") if len(tasks) > 1 else ("", "")
+    sections = {"Verdict": verdict.open_with(report), "What was run": _what_was_run(report)}
+    for task in tasks:
+        about = f" ({task})" if len(tasks) > 1 else ""
         sections |= {
-            f"Results{about}": _results(report, task, suffix),
-            f"Learning{about}": _learning(report, task, suffix),
+            f"Results{about}": _results(report, task),
+            f"Learning{about}": _learning(report, task),
             f"Synchronisation{about}": _medians(report.medians.loc[task], SYNCHRONISATION),
             f"Health by lag{about}": _health(report.medians.loc[task]),
-            f"Throughput and time{about}": _time(report, task, suffix),
+            f"Throughput and time{about}": _time(report, task),
         }
     sections |= {
-        "All tasks together": _together(report),
         "Failures and damage": _failures(report.plan.runs),
         "Provenance": _provenance(report.plan.runs),
     }
@@ -213,7 +207,7 @@ def _what_was_run(report: Report) -> Blocks:
         yield Table(["setting", "seeds", "finished runs", "updates"], rows)
 
 
-def _results(report: Report, task: str, suffix: str) -> Blocks:
+def _results(report: Report, task: str) -> Blocks:
     """The score of the verdict and the final one, each with its estimates and comparisons."""
     final = report.final(task)
     scores = [score for score in report.primary if score.task == task and score is not final]
@@ -228,8 +222,7 @@ def _results(report: Report, task: str, suffix: str) -> Blocks:
             "interval. p is of Student's paired test, and p of equivalence of two one-sided tests "
             f"that the difference is smaller than the margin, {report.margin}. Holm's method "
             "corrects both for the number of comparisons in a table; below 0.05 settings differ, "
-            "or are equivalent. P(better) is the probability that a run of the setting scores "
-            "more than one of the baseline, ties counting half."
+            "or are equivalent."
         )
     yield list(_cautions(final))
     for score in (*scores, final):
@@ -240,13 +233,6 @@ def _results(report: Report, task: str, suffix: str) -> Blocks:
             f"the other {others} are grey in the figures. data/ has all of them. With --x OPTION "
             "an option is the x axis, and colours are those of the others."
         )
-    yield drawing.draw(
-        lambda: figures.profiles(report, task),
-        f"profiles{suffix}",
-        f"Performance profiles of the {final.words}: the share of runs that score more. Higher is "
-        "better; where lines cross, neither setting is better throughout.",
-        report.plan.labels(task),
-    )
 
 
 def _cautions(score: Score) -> Iterator[str]:
@@ -309,36 +295,18 @@ def _comparisons(score: Score, report: Report) -> Blocks:
             str(row.pairs),
             number(row.p_corrected, 2),
             number(row.p_equivalent_corrected, 2),
-            with_interval(row.p_better, row.p_better_low, row.p_better_high),
         ]
         for row in score.comparisons.itertuples()
     ]
     columns = ["setting", "verdict", *(["baseline"] if several else []), "difference", "pairs"]
-    columns += ["corrected p", "p of equivalence", "P(better)"]
+    columns += ["corrected p", "p of equivalence"]
     yield Table(columns, rows, numbers=True, texts=3 if several else 2)
 
 
-def _together(report: Report) -> Blocks:
-    table = totals(report)
-    if table.empty:
-        return
-    tasks = len(report.plan.tasks)
-    yield (
-        "The probability that a run scores more than one of the baseline, "
-        f"{table['baseline'].iloc[0]}, in the same task: the mean over {tasks} tasks, whose scores "
-        "stay on scales of their own. Half means no difference. Runs are resampled within tasks."
-    )
-    rows = [
-        [row.setting, str(row.tasks), with_interval(row.p_better, row.low, row.high)]
-        for row in table.itertuples()
-    ]
-    yield Table(["setting", "tasks", "P(better)"], rows, numbers=True)
-
-
-def _learning(report: Report, task: str, suffix: str) -> Blocks:
-    opened = not any(len(score.comparisons) for score in report.primary)
-    for axis in AXES[opened:]:  # by frames it is in the verdict, where nothing is compared
-        yield figures.learning(report, task, axis, suffix)
+def _learning(report: Report, task: str) -> Blocks:
+    if any(len(score.comparisons) for score in report.primary):  # else the verdict opens with it
+        yield from figures.of_section("Learning by frames", report, task)
+    yield from figures.of_section("Learning", report, task)
 
 
 def _medians(medians: pd.DataFrame, tables: Sequence[Medians]) -> Blocks:
@@ -377,17 +345,11 @@ def _health(medians: pd.DataFrame) -> Blocks:
     yield Table(["setting", "lag", *HEALTH.values()], rows, numbers=True)
 
 
-def _time(report: Report, task: str, suffix: str) -> Blocks:
+def _time(report: Report, task: str) -> Blocks:
     blocks = list(_medians(report.medians.loc[task], [TIME]))
     yield from blocks
     if blocks:
-        yield drawing.draw(
-            lambda: figures.throughput(report, task),
-            f"throughput{suffix}",
-            "Throughput against staleness: a dot for each run, a diamond for the medians of a "
-            "setting. Fast and fresh is the upper left.",
-            report.plan.labels(task),
-        )
+        yield from figures.of_section("Throughput and time", report, task)
 
 
 def _failures(runs: pd.DataFrame) -> Blocks:

@@ -34,8 +34,12 @@ MOST_LOOKS = 12  # colours with dashes; of more settings the others are grey
 LONGEST_LABEL = 48  # characters of a line
 MOST_LINES = 5  # of a name
 MOST_LETTERS = 24  # below a panel that stands beside another
-GREY: dict[str, Any] = {"color": "#999999", "alpha": 0.45, "linewidth": 0.7, "linestyle": "-"} | {
-    "zorder": 1.9  # behind the settings that have colours
+GREY: dict[str, Any] = {
+    "color": "#999999",
+    "alpha": 0.45,
+    "linewidth": 0.7,
+    "linestyle": "-",
+    "zorder": 1.9,  # behind the settings that have colours
 }
 INKS = {"light": ("#1b1b1b", "#ffffff", "#d9d9d9"), "dark": ("#e8e8e8", "#16181c", "#3c4048")}
 INK, PAPER, LINE = INKS["light"]
@@ -274,16 +278,11 @@ def panels(
     return figure, axes
 
 
-def draw_band(
-    axes: Axes, band: pd.DataFrame, look: dict[str, Any], *, steps: bool = False, shade: bool = True
-) -> None:
+def draw_band(axes: Axes, band: pd.DataFrame, look: dict[str, Any], *, shade: bool = True) -> None:
     """A curve and the area of its interval."""
-    drawstyle: Any = "steps-post" if steps else "default"
-    axes.plot(band["x"], band["value"], drawstyle=drawstyle, **look)
+    axes.plot(band["x"], band["value"], **look)
     if shade and band["low"].notna().any():
         style: dict[str, Any] = {"color": look["color"], "alpha": 0.16, "linewidth": 0}
-        if steps:
-            style |= {"step": "post", "alpha": 0.10}
         axes.fill_between(band["x"], band["low"], band["high"], **style)
 
 

@@ -1,11 +1,12 @@
-"""The figures of a report."""
+"""The figures of a report: `FIGURES` lists them, with the section that shows each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,17 +33,12 @@ from harness.report.drawing import (
 from harness.report.pages import Picture
 from harness.report.scores import CURVE_WORDS, EVALUATED, SAMPLED, TRAINED, WORDS, Report
 from harness.report.statistics import student
+from harness.report.text import joined
 
 MOST_SHADED = 6  # curves with bands; of more the bands would cover the curves
-MOST_STEPS = 3  # the same of profiles, and of panels that stand beside others
+MOST_BESIDE = 3  # the same of panels that stand beside others
 OCTAVES = 3  # numbers that span more are spaced by their logarithm
 
-
-CAPTIONS = {
-    "frames": "By frames: {}",
-    "seconds": "By wall time, without start-up: {}",
-    "virtual seconds": "By the clock of the simulated cluster: {}",
-}
 LAG = "sync.lag"
 SHORT = {
     EVALUATED: "newest weights, greedy",
@@ -59,36 +55,10 @@ LABELS = {
 # -- curves
 
 
-def learning(report: Report, task: str, axis: str, suffix: str) -> Picture | None:
-    """The course of learning over one of the axes, with its caption."""
-    metrics = report.curves["metric"][report.curves["task"] == task]
-    if axis == "frames" and task in set(report.returns["task"]):
-        return drawing.draw(
-            lambda: returns(report, task),
-            f"learning-frames{suffix}",
-            "The returns of a run as it learns; of several seeds the mean with a 95 % bootstrap "
-            "band. The newest weights are evaluated, greedy and sampled. The acting weights are "
-            "older, and sample their actions.",
-        )
-    metric = metrics.iloc[0] if len(metrics) else TRAINED
-    about = (
-        f"the {CURVE_WORDS[metric]}, the mean over seeds with a 95 % bootstrap band. A line ends "
-        "where the first of its runs ends."
-    )
-    if metric == TRAINED:
-        about += " Each point looks back on 5 % of the run."
-    return drawing.draw(
-        lambda: curves(report, task, axis),
-        f"learning-{axis.replace(' ', '-')}{suffix}",
-        CAPTIONS[axis].format(about),
-        report.plan.labels(task),
-    )
-
-
 def curves(report: Report, task: str, axis: str) -> Figure | None:
     """The course of learning over one of the axes."""
     bands = report.curves[(report.curves["task"] == task) & (report.curves["axis"] == axis)]
-    return _bands(report, task, bands, LABELS[axis]) if len(bands) else None
+    return _bands(report, task, bands, axis) if len(bands) else None
 
 
 def returns(report: Report, task: str) -> Figure | None:
@@ -107,31 +77,8 @@ def returns(report: Report, task: str) -> Figure | None:
     return figure
 
 
-def profiles(report: Report, task: str) -> Figure | None:
-    """The share of runs above each score."""
-    bands = report.profiles[report.profiles["task"] == task]
-    if bands.empty:
-        return None
-    words = report.final(task).words
-    figure = _bands(report, task, bands, f"{words} above", "share of runs", steps=True)
-    axes = figure.axes[0]
-    axes.set_ylim(-0.02, 1.02)
-    low, high = axes.get_xlim()
-    if (least := 0.04 * abs(low + high) / 2) > high - low:  # all runs score alike
-        axes.set_xlim(low - least / 2, high + least / 2)
-    return figure
-
-
-def _bands(
-    report: Report,
-    task: str,
-    bands: pd.DataFrame,
-    xlabel: str,
-    ylabel: str | None = None,
-    *,
-    steps: bool = False,
-) -> Figure:
-    """A band for each setting, in one panel; by default the y axis is the metric.
+def _bands(report: Report, task: str, bands: pd.DataFrame, axis: str) -> Figure:
+    """A band for each setting, in one panel.
 
     With a design there is a panel for each of its lines, in which colour is the place on its x
     axis.
@@ -152,13 +99,12 @@ def _bands(
             styles[place.Index] = {"color": colours[place.x]}
             panel = " · ".join(filter(None, (place.panel, place.line)))
             groups.setdefault(panel, []).append(place.Index)
-    height, most = (3.0, MOST_SHADED) if len(groups) == 1 else (2.0, MOST_STEPS)
-    ylabel = ylabel or CURVE_WORDS[bands["metric"].iloc[0]]
-    figure, grid = panels(list(groups), height, xlabel, ylabel, key, key_title=title)
+    height, most = (3.0, MOST_SHADED) if len(groups) == 1 else (2.0, MOST_BESIDE)
+    words = CURVE_WORDS[bands["metric"].iloc[0]]
+    figure, grid = panels(list(groups), height, LABELS[axis], words, key, key_title=title)
     for axes, labels in zip(grid, groups.values(), strict=True):
-        shade = len(labels) <= (MOST_STEPS if steps else most)
         for label in labels:
-            draw_band(axes, by_setting[label], styles[label], steps=steps, shade=shade)
+            draw_band(axes, by_setting[label], styles[label], shade=len(labels) <= most)
         axes.xaxis.set_major_formatter(FuncFormatter(short))
     return figure
 
@@ -189,11 +135,12 @@ def scores(report: Report) -> Figure | None:
     return figure
 
 
-def response(report: Report, cells: pd.DataFrame) -> Figure | None:
+def response(report: Report) -> Figure | None:
     """A score over a factor: a line for each value of the hue, a panel for each of the facet.
 
     Over categories, points are not joined.
     """
+    cells = report.response
     if report.design is None or cells.empty:
         return None
     design, titles = report.design, list(cells["panel"].unique())
@@ -320,3 +267,104 @@ def throughput(report: Report, task: str) -> Figure | None:
     axes.margins(x=0.05)
     axes.yaxis.set_major_formatter(FuncFormatter(short))
     return figure
+
+
+# -- all of them
+
+
+class Entry(NamedTuple):
+    """A figure of a report.
+
+    section    where it stands; `Learning by frames` opens the report if nothing is compared
+    caption    of (report, task)
+    plot       the same; None if it would show nothing. The task is "" in the verdict
+    """
+
+    section: str
+    slug: str
+    caption: Callable[[Report, str], str]
+    plot: Callable[[Report, str], Figure | None]
+
+
+def of_section(section: str, report: Report, task: str = "") -> Iterator[Picture | None]:
+    """Draw the figures of one section."""
+    several = task and len(report.plan.tasks) > 1
+    suffix = f"-{report.plan.tasks.index(task) + 1}" if several else ""
+    for entry in FIGURES:
+        if entry.section == section:
+            plot = partial(entry.plot, report, task)
+            names = report.plan.labels(task) if task else ()
+            yield drawing.draw(plot, entry.slug + suffix, entry.caption(report, task), names)
+
+
+def _words(report: Report) -> str:
+    """What the scores of the verdict are."""
+    return joined(dict.fromkeys(score.words for score in report.primary)).capitalize()
+
+
+def _about_curves(report: Report, task: str) -> str:
+    metrics = report.curves["metric"][report.curves["task"] == task]
+    metric = metrics.iloc[0] if len(metrics) else TRAINED
+    smooth = " Each point looks back on 5 % of the run." if metric == TRAINED else ""
+    return (
+        f"the {CURVE_WORDS[metric]}, the mean over seeds with a 95 % bootstrap band. A line ends "
+        f"where the first of its runs ends.{smooth}"
+    )
+
+
+def _about_frames(report: Report, task: str) -> str:
+    if task not in set(report.returns["task"]):
+        return f"By frames: {_about_curves(report, task)}"
+    return (
+        "The returns of a run as it learns; of several seeds the mean with a 95 % bootstrap band. "
+        "The newest weights are evaluated, greedy and sampled. The acting weights are older, and "
+        "sample their actions."
+    )
+
+
+def _about_response(report: Report, _: str) -> str:
+    has_band = any(score.baseline for score in report.primary)
+    band = " The grey band is the margin about the baseline." if has_band else ""
+    return f"{_words(report)}: means over seeds with Student's 95 % intervals.{band}"
+
+
+FIGURES = [
+    Entry(
+        "Verdict",
+        "scores",
+        lambda report, _: (
+            f"{_words(report)}: a dot for each seed; below them the mean and its 95 % interval."
+        ),
+        lambda report, _: None if report.design else scores(report),
+    ),
+    Entry("Verdict", "response", _about_response, lambda report, _: response(report)),
+    Entry(
+        "Learning by frames",
+        "learning-frames",
+        _about_frames,
+        lambda report, task: returns(report, task) or curves(report, task, "frames"),
+    ),
+    Entry(
+        "Learning",
+        "learning-seconds",
+        lambda report, task: f"By wall time, without start-up: {_about_curves(report, task)}",
+        lambda report, task: curves(report, task, "seconds"),
+    ),
+    Entry(
+        "Learning",
+        "learning-virtual-seconds",
+        lambda report, task: (
+            f"By the clock of the simulated cluster: {_about_curves(report, task)}"
+        ),
+        lambda report, task: curves(report, task, "virtual seconds"),
+    ),
+    Entry(
+        "Throughput and time",
+        "throughput",
+        lambda *_: (
+            "Throughput against staleness: a dot for each run, a diamond for the medians of "
+            "a setting. Fast and fresh is the upper left."
+        ),
+        throughput,
+    ),
+]

@@ -15,7 +15,7 @@ from harness.report.document import write
 from harness.report.import_runs import import_all
 from harness.report.pages import Document, to_html, to_markdown, to_text
 from harness.report.runs import MARK, read_runs
-from harness.report.scores import WANTED, Report, analyse, respond
+from harness.report.scores import WANTED, Report, analyse
 from harness.report.settings import arrange
 from harness.report.text import show, show_progress
 
@@ -52,10 +52,9 @@ def make(options: argparse.Namespace) -> bool:
         interaction=options.interaction,
     )
     del records  # the largest table, which nothing below needs
-    cells = respond(report)
     title = options.title or "Report on " + ", ".join(runs["source"].unique())
-    document = write(report, cells, title)
-    save(out, document, tables.files(report, cells))
+    document = write(report, title)
+    save(out, document, tables.files(report))
     show_progress("")
     done, running = ((runs["state"] == state).sum() for state in ("done", "running"))
     damaged = runs["problems"].map(bool).sum()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -23,8 +24,6 @@ from harness.report.statistics import (
     estimate,
     interpolate,
     optimality_gap,
-    probability_of_improvement,
-    profile,
     student,
     trailing_mean,
 )
@@ -34,7 +33,11 @@ EVALUATED, SAMPLED, TRAINED = "eval/return", "eval/return_sampled", "episode/ret
 VIRTUAL_TIME = "sim/time_s"
 # The metrics that are read of a run's records.
 WANTED = (
-    *("time", VIRTUAL_TIME, EVALUATED, SAMPLED, TRAINED),
+    "time",
+    VIRTUAL_TIME,
+    EVALUATED,
+    SAMPLED,
+    TRAINED,
     *(f"time/{phase}_s" for phase in PHASES),
 )
 # What each score is called on the page. Means are over training.
@@ -54,7 +57,7 @@ CURVE_WORDS = {
     TRAINED: WORDS[ACTING],
 }
 AXES = ("frames", "seconds", "virtual seconds")  # of curves; the last are a simulated cluster's
-POINTS = 101  # of a curve's grid and of a profile
+POINTS = 101  # of a curve's grid
 SMOOTHING = 0.05  # of a run's length: the window of a curve's trailing mean
 FEWEST_EVALUATIONS = 5  # while training, of every run: fewer make no mean over training
 LOST = 0.5  # of its gain: what a collapsed run has lost at least
@@ -67,11 +70,9 @@ ACTING_WEIGHTS, LAST_TENTH, EVALUATION = "acting", "last_tenth", "evaluation"
 PER_1000 = " seconds for 1000 frames"  # ends the name of a phase among the medians
 BAND = ["x", "value", "low", "high", "seeds"]
 CURVES = ["task", "metric", "setting", "axis", *BAND]
-PROFILES = ["task", "metric", "setting", *BAND]
 RESPONSE = ["metric", "panel", "line", "x", "task", "setting", "value", "low", "high", "seeds"]
 RESPONSE += ["verdict"]
 Records = Mapping[int, pd.DataFrame]  # by run
-TOTALS = ["setting", "baseline", "tasks", "p_better", "low", "high", "seeds"]
 
 
 @dataclass
@@ -131,7 +132,6 @@ class Report:
     not_evaluated    task → the names of its finished runs without enough evaluations
     curves      task, metric, setting, axis, and the columns of a band
     returns     the same of all returns, by frames, of tasks with one setting that was evaluated
-    profiles    task, metric, setting, and the columns of a band, of the final scores
     medians     (task, setting) → medians over seeds of the numbers of summaries, and of the seconds
                 for 1000 frames in each phase of the loop
     """
@@ -140,7 +140,6 @@ class Report:
     scores: list[Score]
     curves: pd.DataFrame
     returns: pd.DataFrame
-    profiles: pd.DataFrame
     medians: pd.DataFrame
     margin: Margin
     design: Design | None = None
@@ -156,9 +155,19 @@ class Report:
 
     def num_collapsed(self, task: str, setting: str) -> tuple[int, int] | None:
         """Of the runs of a setting: how many have collapsed, and how many were evaluated."""
-        runs = self.plan.counted(task)
-        values = self.collapsed.reindex(runs.index[runs["setting"] == setting]).dropna()
-        return (int(values.sum()), len(values)) if len(values) else None
+        return self._num_collapsed.get((task, setting))
+
+    @cached_property
+    def _num_collapsed(self) -> dict[tuple[str, str], tuple[int, int]]:
+        values = self.collapsed.dropna()
+        runs = self.plan.runs.loc[values.index]
+        groups = values.groupby([runs["task"], runs["setting"]])
+        return {key: (int(group.sum()), len(group)) for key, group in groups}
+
+    @cached_property
+    def response(self) -> pd.DataFrame:
+        """The primary score of every setting in its place in the design, panel by panel."""
+        return _respond(self)
 
     @property
     def primary(self) -> list[Score]:
@@ -189,7 +198,7 @@ def analyse(
         raise ValueError(f"--metric is {metric!r}; {suggest(metric, numbers.columns)}")
     by_run = dict(iter(with_clocks(records).groupby("run")))
     scores: list[Score] = []
-    curves, returns, profiles, collapsed = [], [], [], []
+    curves, returns, collapsed = [], [], []
     for task in plan.tasks:
         show_progress(f"statistics of {task}")
         scores_of_task = _scores(plan, task, by_run, metric, score, target)
@@ -200,14 +209,12 @@ def analyse(
         if evaluated and len(plan.labels(task)) == 1:
             metrics = [m for m in CURVE_WORDS if m == TRAINED or is_evaluated(runs, by_run, m)]
             returns += [_curves(runs, by_run, metric, AXES[:1]) for metric in metrics]
-        profiles.append(_profiles(scores_of_task[0]))
         collapsed.append(_collapsed(plan, task, by_run))
     report = Report(
         plan,
         scores,
         _stacked(curves, CURVES),
         _stacked(returns, CURVES),
-        _stacked(profiles, PROFILES),
         _medians(plan),
         margin,
         design,
@@ -449,20 +456,6 @@ def _bands(
     return {setting: band(np.array(several), grid) for setting, several in by_setting.items()}
 
 
-def _profiles(score: Score) -> pd.DataFrame:
-    if not score.scored:
-        return pd.DataFrame()
-    low, high = np.nanmin(score.scores), np.nanmax(score.scores)
-    room = 0.05 * (high - low or 1.0)
-    thresholds = np.linspace(low - room, high + room, POINTS)
-    about = {"task": score.task, "metric": score.metric}
-    bands = [
-        profile(score.of(setting), thresholds).assign(setting=setting, **about)
-        for setting in score.scored
-    ]
-    return pd.concat(bands, ignore_index=True)
-
-
 # -- comparisons
 
 
@@ -553,11 +546,10 @@ def _interact(report: Report, interaction: str) -> None:
         )
 
 
-# -- over settings and tasks
+# -- over the factors of a design
 
 
-def respond(report: Report) -> pd.DataFrame:
-    """The primary score of every setting in its place in the design, panel by panel."""
+def _respond(report: Report) -> pd.DataFrame:
     design = report.design
     if design is None:
         return pd.DataFrame()
@@ -573,22 +565,3 @@ def respond(report: Report) -> pd.DataFrame:
     return table.sort_values(
         "panel", key=lambda column: column.map(design.panels.index), kind="stable"
     )
-
-
-def totals(report: Report) -> pd.DataFrame:
-    """Setting → its probability to score more than the baseline, the mean over several tasks.
-
-    For settings that have scores in each of them, beside one baseline.
-    """
-    finals = [report.final(task) for task in report.plan.tasks]
-    baselines = {final.baseline for final in finals}
-    baseline = next(iter(baselines), None)
-    rows = []
-    if len(finals) > 1 and len(baselines) == 1 and baseline is not None:
-        for setting in finals[0].scored:
-            sides = [setting in final.scored and baseline in final.scored for final in finals]
-            if setting != baseline and all(sides):
-                left, right = ([final.of(name) for final in finals] for name in (setting, baseline))
-                better = probability_of_improvement(left, right)
-                rows.append([setting, baseline, len(finals), *better])
-    return pd.DataFrame(rows, columns=TOTALS)

@@ -75,8 +75,9 @@ class Plan:
     def counted(self, task: str) -> pd.DataFrame:
         """The runs behind the statistics: one for each setting and seed, in this order."""
         runs = self.runs[self.runs["counts"] & (self.runs["task"] == task)]
-        places = runs["setting"].map({label: n for n, label in enumerate(self.labels(task))})
-        return runs.loc[sorted(runs.index, key=lambda run: (places[run], runs.at[run, "seed"]))]
+        places = {label: place for place, label in enumerate(self.labels(task))}
+        keys = zip(runs["setting"].map(places), runs["seed"], runs.index, strict=True)
+        return runs.loc[[run for *_, run in sorted(keys)]]
 
 
 def arrange(runs: pd.DataFrame, *, by_source: bool = False) -> Plan:

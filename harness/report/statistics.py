@@ -93,16 +93,11 @@ def draw_places(size: int, resamples: int, rng_seed: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=4)
-def draw_counts(sizes: tuple[int, ...], resamples: int) -> list[np.ndarray]:
-    """How often each seed is drawn in each resample: [resamples, seeds] for groups of such sizes.
-
-    The same for the same sizes: a report draws once for all of its settings.
-    """
-    rng = np.random.default_rng(0)
-    return [
-        rng.multinomial(size, np.full(size, 1 / size), size=resamples).astype(np.float64)
-        for size in sizes
-    ]
+def draw_counts(size: int, resamples: int) -> np.ndarray:
+    """How often each of `size` seeds is drawn: a row for each resample, the same for each call."""
+    shares = np.full(size, 1 / size)
+    drawn = np.random.default_rng(0).multinomial(size, shares, size=resamples)
+    return drawn.astype(np.float64)
 
 
 def interval(resampled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -198,30 +193,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
-def probability_of_improvement(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> Estimate:
-    """The probability that a run of `left` scores more than one of `right`, a tie counting half.
-
-    Both have one array of scores for each task. Of several tasks it is the mean; seeds are
-    resampled within tasks.
-    """
-    wins = [
-        (a[:, None] > b) + 0.5 * (a[:, None] == b)  # [runs of left, runs of right]
-        for a, b in zip(left, right, strict=True)
-    ]
-    value = float(np.mean([won.mean() for won in wins]))
-    fewest = min(len(scores) for scores in [*left, *right])
-    if fewest < 2:
-        return Estimate(value, math.nan, math.nan, fewest)
-    drawn = draw_counts(tuple(n for won in wins for n in won.shape), NUM_RESAMPLES)
-    shares = [
-        ((rows @ won) * columns).sum(axis=1) / won.size
-        for won, rows, columns in zip(wins, drawn[::2], drawn[1::2], strict=True)
-    ]
-    low, high = interval(np.mean(shares, axis=0))
-    return Estimate(value, float(low), float(high), fewest)
-
-
-# -- curves of several seeds, and performance profiles
+# -- curves of several seeds
 
 
 def trailing_mean(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
@@ -251,14 +223,9 @@ def band(curves: np.ndarray, grid: np.ndarray) -> pd.DataFrame:
     rows, seeds = curves[:, covered], len(curves)
     low = high = np.full(rows.shape[1], np.nan)
     if seeds > 1 and covered.any():
-        (counts,) = draw_counts((seeds,), BAND_RESAMPLES)
+        counts = draw_counts(seeds, BAND_RESAMPLES)
         low, high = interval(counts @ rows / seeds)
     value = rows.mean(axis=0)
     return pd.DataFrame(
         {"x": grid[covered], "value": value, "low": low, "high": high, "seeds": seeds}
     )
-
-
-def profile(scores: np.ndarray, thresholds: np.ndarray) -> pd.DataFrame:
-    """Performance profile: the share of runs above each threshold."""
-    return band((scores[:, None] > thresholds).astype(float), thresholds)

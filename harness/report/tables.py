@@ -10,19 +10,14 @@ from typing import Any
 import pandas as pd
 
 from harness.report.comparisons import COMPARISONS, INTERACTIONS
-from harness.report.scores import (
-    CURVES,
-    PROFILES,
-    Report,
-    summaries,
-    totals,
-)
+from harness.report.design import Design
+from harness.report.scores import CURVES, Report, summaries
 
 # What a spreadsheet takes for a formula; the wide forms are those of East Asian keyboards.
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
-def files(report: Report, cells: pd.DataFrame) -> dict[str, str]:
+def files(report: Report) -> dict[str, str]:
     """File name → its content."""
     tables = {
         "runs": _runs(report),
@@ -30,12 +25,10 @@ def files(report: Report, cells: pd.DataFrame) -> dict[str, str]:
         "results": results(report),
         "comparisons": _by_score(report, "comparisons", COMPARISONS),
         "interactions": _by_score(report, "interactions", INTERACTIONS),
-        "totals": totals(report),
         "curves": report.curves[CURVES],
-        "profiles": report.profiles[PROFILES].rename(columns={"x": "threshold", "value": "share"}),
     }
-    if report.design is not None and len(cells):
-        tables["response"] = _response(report, cells)
+    if report.design is not None and len(report.response):
+        tables["response"] = _response(report.design, report.response)
     return {f"{name}.csv": _csv(table) for name, table in tables.items()}
 
 
@@ -102,9 +95,7 @@ def _by_score(report: Report, kind: str, columns: list[str]) -> pd.DataFrame:
     return pd.concat(tables)[columns] if tables else pd.DataFrame(columns=columns)
 
 
-def _response(report: Report, cells: pd.DataFrame) -> pd.DataFrame:
-    assert report.design is not None
-    design = report.design
+def _response(design: Design, cells: pd.DataFrame) -> pd.DataFrame:
     columns = {"panel": design.facet, "line": design.hue, "x": design.x}
     table = cells[["metric", *columns, "setting", "value", "low", "high", "seeds", "verdict"]]
     names = {column: " + ".join(factor) for column, factor in columns.items()}

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from harness.numbers import Unused, count, plural
-from harness.report import drawing, figures
+from harness.report import figures
 from harness.report.comparisons import (
     EQUIVALENT,
     IDENTICAL,
@@ -76,14 +76,18 @@ MIXTURE = (
 ORDERS = {True: "higher", False: "lower"}
 
 
-def open_with(report: Report, cells: pd.DataFrame) -> Iterator[Block | None]:
+def open_with(report: Report) -> Iterator[Block | None]:
     """The blocks of the first section, about the primary score of each task."""
     scores = report.primary
     yield sentence(report)
     yield warnings(report) or None
     if not any(score.scored for score in scores):
         return
-    yield from _figure(report, cells)
+    if any(len(score.comparisons) for score in scores):
+        yield from figures.of_section("Verdict", report)
+    else:
+        for task in report.plan.tasks:
+            yield from figures.of_section("Learning by frames", report, task)
     for score in scores:
         if len(scores) > 1:
             yield f"{score.task}:"
@@ -105,29 +109,6 @@ def brief(report: Report) -> list[Block]:
     findings = [text for score in report.primary for text in score.interactions.get("finding", ())]
     blocks: list[Block] = [sentence(report), warnings(report), *tables, findings]
     return [block for block in blocks if block]
-
-
-def _figure(report: Report, cells: pd.DataFrame) -> Iterator[Block | None]:
-    words = _words(report.primary)
-    if not any(len(score.comparisons) for score in report.primary):
-        for place, task in enumerate(report.plan.tasks, 1):
-            suffix = f"-{place}" if len(report.plan.tasks) > 1 else ""
-            yield figures.learning(report, task, "frames", suffix)
-    elif report.design is None:
-        yield drawing.draw(
-            lambda: figures.scores(report),
-            "scores",
-            f"{words.capitalize()}: a dot for each seed; below them the mean and its 95 % "
-            "interval.",
-        )
-    else:
-        has_band = any(score.baseline for score in report.primary)
-        band = " The grey band is the margin about the baseline." if has_band else ""
-        yield drawing.draw(
-            lambda: figures.response(report, cells),
-            "response",
-            f"{words.capitalize()}: means over seeds with Student's 95 % intervals.{band}",
-        )
 
 
 # -- the first sentence

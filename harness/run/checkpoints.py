@@ -37,8 +37,15 @@ FORMAT = "4"
 
 # What a file that is no checkpoint may raise on its way through the parsers.
 UNREADABLE = (
-    *(OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError),
-    *(RuntimeError, OverflowError, MemoryError),
+    OSError,
+    SafetensorError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    OverflowError,
+    MemoryError,
 )
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -57,6 +57,31 @@ FAILED, USAGE_ERROR = 1, 2
 # What loading a state may raise that somebody else has written, beside what workers report.
 MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 EVALUATION_SEED = 1_000_000  # the same for every run, so that runs can be compared
+
+
+class Ending(NamedTuple):
+    """What is said of a run by what ended it."""
+
+    error: type
+    state: str
+    status: int  # of the program
+    sentence: str = ""  # about the error; without one, the error is described line by line
+    without_checkpoint: str = ""  # added if the run cannot go on
+
+
+ENDINGS = (  # the first that fits
+    Ending(type(None), "done", 0),
+    Ending(
+        Interrupted,
+        "interrupted",
+        128,  # and the number of the signal
+        "interrupted by {}",
+        " before there was a checkpoint",
+    ),
+    Ending(CheckpointError, "failed", USAGE_ERROR, "{}"),
+    Ending(Pruned, "pruned", 0, "pruned: {}"),
+    Ending(BaseException, "failed", FAILED),
+)
 
 
 @dataclass
@@ -234,22 +259,12 @@ class Execution:
 
     def outcome(self) -> Outcome:
         """Run, and always leave a directory that says how the run ended."""
-        status, state = 0, "done"
         error: BaseException | None = None
         try:
             self._run()
-        except Interrupted as interrupted:
-            status, state, error = interrupted.exit_status, "interrupted", interrupted
-        except CheckpointError as misfit:
-            status, state, error = USAGE_ERROR, "failed", misfit
-        except Pruned as pruned:
-            status, state, error = 0, "pruned", pruned
-        except Exception as failure:
-            log.info("the run failed", exc_info=True)
-            status, state, error = FAILED, "failed", failure
-        except BaseException as failure:  # noqa: BLE001 - an environment may raise SystemExit
-            status, state, error = FAILED, "failed", failure
-        return self._end(status, state, error)
+        except BaseException as raised:  # noqa: BLE001 - an environment may raise SystemExit
+            error = raised
+        return self._end(next(one for one in ENDINGS if isinstance(error, one.error)), error)
 
     def _run(self) -> None:
         # Whatever ends the run, its parts are shut down in peace.
@@ -376,8 +391,13 @@ class Execution:
             resumed=self.plan.resume,
         )
 
-    def _end(self, status: int, state: str, error: BaseException | None) -> Outcome:
+    def _end(self, ending: Ending, error: BaseException | None) -> Outcome:
         """The last words, to the loggers, the directory and the person."""
+        status, state = ending.status, ending.state
+        if isinstance(error, Interrupted):
+            status = error.exit_status
+        elif isinstance(error, Exception) and not ending.sentence:
+            log.info("the run failed", exc_info=error)
         self.display.stop()
         try:
             with self.interruption.whole():
@@ -386,22 +406,12 @@ class Execution:
             log.warning("not all loggers were waited for")
         finally:
             self.interruption.over()
-            shown = None if state == "interrupted" else error
-            try:
-                self.run_dir.end(state, summary=self.summary, error=shown)
-            except Exception as unwritten:
-                log.info("the end was not written", exc_info=True)
-                where = self.run_dir.path
-                print(f"lockstep: {where} cannot be written: {unwritten!r}", file=sys.stderr)
+            if not self._is_written(state, error):
                 status, state = status or FAILED, "failed" if state == "done" else state
         resumable = bool(Checkpoints(self.run_dir.checkpoints).files())
-        if state == "interrupted":
-            when = "" if resumable else " before there was a checkpoint"
-            print(f"lockstep: interrupted by {error}{when}", file=sys.stderr)
-        elif state == "pruned":
-            print(f"lockstep: pruned: {error}", file=sys.stderr)
-        elif isinstance(error, CheckpointError):
-            print(f"lockstep: {error}", file=sys.stderr)
+        if ending.sentence:
+            when = "" if resumable else ending.without_checkpoint
+            print(f"lockstep: {ending.sentence.format(error)}{when}", file=sys.stderr)
         elif error is not None:
             headline, *lines = describe(error)
             print("\n".join([f"lockstep: {state}: {headline}", *lines]), file=sys.stderr)
@@ -418,6 +428,18 @@ class Execution:
             remarks=self.loggers.remarks,
         )
         return Outcome(status, state, self.summary, self.interruption.pending)
+
+    def _is_written(self, state: str, error: BaseException | None) -> bool:
+        """Write the end into the directory; whether that could be."""
+        shown = None if state == "interrupted" else error
+        try:
+            self.run_dir.end(state, summary=self.summary, error=shown)
+        except Exception as unwritten:
+            log.info("the end was not written", exc_info=True)
+            where = self.run_dir.path
+            print(f"lockstep: {where} cannot be written: {unwritten!r}", file=sys.stderr)
+            return False
+        return True
 
     def _may_wait(self) -> bool:
         """Whether sync.on_stale=wait is left to be tried, and keeps frames below the limit."""

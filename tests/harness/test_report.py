@@ -28,7 +28,7 @@ from tests.harness.report.synthetic import HOSTILE, make_run, make_sweep
 from tests.harness.small import ROOT
 
 GOLDEN = Path(__file__).with_name("report") / "golden" / "report.md"
-FIGURES = (*("scores", "profiles", "learning-frames", "learning-seconds", "throughput"),)
+FIGURES = ("scores", "learning-frames", "learning-seconds", "throughput")
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_every_number_is_in_a_csv(report):
         *("mean", "median", "iqm", "gap")
     }
     assert {row["axis"] for row in rows(report, "curves.csv")} == {"frames", "seconds"}
-    names = ("comparisons", "profiles", "options")
+    names = ("comparisons", "options")
     assert all(rows(report, f"{name}.csv") for name in names)
 
 

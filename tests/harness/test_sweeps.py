@@ -381,7 +381,7 @@ def test_a_killed_sweep_that_is_gone_on_with_gives_the_table_of_one_never_killed
     assert run.main([*given]) == 0
     for folder in ("killed", "whole"):
         assert report([str(tmp_path / folder / "outputs/mine"), "--title", "both"]) == 0
-    for table in ("results.csv", "comparisons.csv", "profiles.csv"):
+    for table in ("results.csv", "comparisons.csv"):
         killed, whole = (
             (tmp_path / folder / "outputs/mine/report/data" / table).read_text()
             for folder in ("killed", "whole")

@@ -20,7 +20,7 @@ from harness.report import main
 from harness.report.document import write
 from harness.report.pages import to_html, to_markdown
 from harness.report.runs import read_runs
-from harness.report.scores import WANTED, analyse, respond
+from harness.report.scores import WANTED, analyse
 from harness.report.settings import arrange
 from harness.report.tables import files
 from tests.harness.report.synthetic import make_run
@@ -87,13 +87,12 @@ def report_on(places: list[Path]) -> None:
     """The whole report but for its figures, whose drawing takes most of the time."""
     runs, records = read_runs(places, WANTED)
     report = analyse(arrange(runs), records)
-    cells = respond(report)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.report.drawing.draw", lambda *args, **options: None)
-        document = write(report, cells, runs["name"][0])
+        document = write(report, runs["name"][0])
     check_html(to_html(document))
     to_markdown(document, figures="figures").encode()
-    for content in files(report, cells).values():
+    for content in files(report).values():
         check_csv(content)
 
 

@@ -17,7 +17,7 @@ from harness.report import drawing, figures
 from harness.report.comparisons import Margin
 from harness.report.design import make_design
 from harness.report.runs import read_runs
-from harness.report.scores import WANTED, analyse, respond
+from harness.report.scores import WANTED, analyse
 from harness.report.settings import arrange
 from tests.harness.report.synthetic import make_run
 from tests.harness.report.test_scores import change
@@ -96,11 +96,10 @@ def of_tasks(root: Path) -> Iterator[str]:
     report = analyse(arrange(runs), records, baseline="shared_mem", target=55.0)
     task = report.plan.tasks[1]
     yield from drawn("scores of two tasks", figures.scores(report))
-    yield from drawn("profiles", figures.profiles(report, task))
     yield from drawn("seconds", figures.curves(report, task, "seconds"))
     yield from drawn("throughput", figures.throughput(report, task))
     with matplotlib.rc_context({"figure.figsize": (drawing.WIDTHS["narrow"],) * 2}):
-        yield from drawn("profiles, narrow", figures.profiles(report, task))
+        yield from drawn("seconds, narrow", figures.curves(report, task, "seconds"))
     runs, records = read_runs(sorted(root.glob("*v1,hogwild,1")), WANTED)
     report = analyse(arrange(runs), records)
     yield from drawn("three returns of one setting", figures.returns(report, task))
@@ -123,12 +122,11 @@ def of_factors(root: Path) -> Iterator[str]:
     task = plan.tasks[0]
     by_lag = make_design(plan, "sync.lag", "algo.objective", None)
     report = analyse(plan, records, design=by_lag, baseline="lag=0", margin=Margin(points=7.0))
-    yield from drawn("response to the lag", figures.response(report, respond(report)))
-    yield from drawn("profiles by lag", figures.profiles(report, task))
+    yield from drawn("response to the lag", figures.response(report))
     yield from drawn("throughput by lag", figures.throughput(report, task))
     by_objective = make_design(plan, "algo.objective", None, "sync.lag")
     report = analyse(plan, records, design=by_objective)
-    yield from drawn("response to the objective", figures.response(report, respond(report)))
+    yield from drawn("response to the objective", figures.response(report))
     with matplotlib.rc_context({"figure.figsize": (drawing.WIDTHS["narrow"],) * 2}):
         yield from drawn("scores, narrow", figures.scores(report))
 

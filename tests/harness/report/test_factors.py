@@ -14,7 +14,7 @@ from harness.report import figures, main
 from harness.report.design import Design, make_design
 from harness.report.figures import positions
 from harness.report.runs import read_runs
-from harness.report.scores import ACTING, WANTED, Report, analyse, respond
+from harness.report.scores import ACTING, WANTED, Report, analyse
 from harness.report.settings import arrange
 from tests.harness.report.synthetic import make_run
 from tests.harness.report.test_scores import report
@@ -46,7 +46,7 @@ def study(
     runs, records = read_runs([place], WANTED)
     plan = arrange(runs)
     report = analyse(plan, records, design=make_design(plan, x, hue, facet), **of)
-    cells = respond(report).set_index(["line", "x"], drop=False)
+    cells = report.response.set_index(["line", "x"], drop=False)
     return report, cells.rename_axis([None, None])
 
 
@@ -123,7 +123,7 @@ def test_a_facet_has_a_panel_for_each_value_and_so_has_each_task(tmp_path):
     for facet in (None, "env.id"):
         found, cells = study(tmp_path, facet=facet)
         assert list(cells["panel"]) == ["Acrobot-v1"] * 2 + ["CartPole-v1"] * 2
-        assert len(figures.response(found, cells).axes) == 2
+        assert len(figures.response(found).axes) == 2
     assert found.design.lines == [""]
 
 
@@ -157,7 +157,7 @@ def test_curves_have_a_panel_for_each_line_and_a_colour_for_each_value(sweep):
 
 def test_the_figure_has_the_means_their_intervals_and_a_name_for_each_line(sweep):
     found, cells = study(sweep, hue="algo.objective")
-    design, figure = found.design, figures.response(found, cells)
+    design, figure = found.design, figures.response(found)
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "16"]
     for container, line in zip(axes.containers, design.lines, strict=True):
@@ -173,13 +173,13 @@ def test_an_axis_of_lags_says_how_many_gradient_steps_an_update_has(tmp_path, mo
         run = make_run(tmp_path / f"{seed},{lag}", seed=seed, sync={"name": "a", "lag": lag})
         summary = read_json(run / "summary.json")
         write_json(run / "summary.json", summary | {"updates": 7, "gradient_steps": 7 * steps})
-    (axes,) = figures.response(*study(tmp_path)).axes
+    (axes,) = figures.response(study(tmp_path)[0]).axes
     assert axes.get_xlabel() == f"sync.lag\n(updates of {unit} gradient steps)"
 
 
 @pytest.mark.parametrize(("x", "joined"), [("sync.lag", "-"), ("algo.objective", "None")])
 def test_points_are_joined_over_numbers_and_not_over_categories(sweep, x, joined):
-    (axes,) = figures.response(*study(sweep, x=x)).axes
+    (axes,) = figures.response(study(sweep, x=x)[0]).axes
     assert {container.lines[0].get_linestyle() for container in axes.containers} == {joined}
 
 

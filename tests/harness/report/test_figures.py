@@ -33,7 +33,7 @@ def test_many_settings_share_one_panel_and_bands_do_not_cover_their_curves(many)
 
 
 def test_of_many_settings_the_baseline_and_the_best_are_told_apart(many):
-    (legend,) = figures.profiles(many, TASK).legends
+    (legend,) = figures.curves(many, TASK, "frames").legends
     told = [text.get_text() for text in legend.get_texts()]
     best = [f"a{place:02d}" for place in range(MANY - drawing.MOST_LOOKS + 1, MANY)]
     assert told == ["a01", *best, "3 others"]
@@ -55,7 +55,7 @@ def test_no_marker_of_throughput_is_cut_off(many, monkeypatch):
 
 
 def test_the_figure_for_a_dark_page_has_its_colours_and_no_others(many):
-    found = drawing.draw(partial(figures.profiles, many, TASK), slug="", caption="")
+    found = drawing.draw(partial(figures.curves, many, TASK, "frames"), slug="", caption="")
     for light, dark in zip(*drawing.INKS.values(), strict=True):
         assert light in found.svg
         assert light not in found.svg_dark
@@ -71,15 +71,15 @@ def test_lines_over_numbers_stand_where_their_numbers_are(tmp_path):
                     "algo": {"name": "ppo", "epochs": epochs},
                 }
                 make_run(tmp_path / f"{lag}-{epochs}-{seed}", seed=seed, **options)
-    found, cells = study(tmp_path, hue="algo.epochs")
-    (axes,) = figures.response(found, cells).axes
+    found, _ = study(tmp_path, hue="algo.epochs")
+    (axes,) = figures.response(found).axes
     for container in axes.containers:
         for x, lag in zip(container.lines[0].get_xdata(), (0, 8), strict=True):
             assert abs(x - lag) <= 0.005 * 8  # half a percent of the axis to each side
 
 
 def test_a_figure_for_phones_has_one_column_and_no_wider_drawing(tmp_path, many):
-    found = drawing.draw(partial(figures.profiles, many, TASK), slug="", caption="")
+    found = drawing.draw(partial(figures.curves, many, TASK, "frames"), slug="", caption="")
     wide, narrow = (
         float(re.search(r'width="([\d.]+)pt"', svg).group(1)) for svg in (found.svg, found.narrow)
     )

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats
 
@@ -35,7 +34,7 @@ def by_seed(score: Score, setting: str = "all runs") -> dict[int, float]:
 
 def opening(report: Report) -> list:
     """The blocks of the verdict."""
-    return list(open_with(report, pd.DataFrame()))
+    return list(open_with(report))
 
 
 def change(directory: Path, **summary: float | None) -> None:
@@ -144,7 +143,6 @@ def test_every_setting_is_compared_with_the_baseline_by_seed(tmp_path):
     assert high.difference == pytest.approx(50, abs=3)
     assert is_significant(high)
     assert is_significant(low)
-    assert (high.p_better, low.p_better) == (1, 0)
 
 
 def test_the_baseline_may_be_named_by_a_part_that_only_one_has(tmp_path):
