@@ -41,8 +41,8 @@ from benchmarks.collect_contestants import (  # noqa: E402
     Options,
     label,
 )
-from benchmarks.collect_remote import ContestantFailed, ContestantLeftOut, Remote  # noqa: E402
 from benchmarks.collect_report import Row, Rows, StartUp, save, show  # noqa: E402
+from benchmarks.remote import ContestantFailed, ContestantLeftOut, Remote  # noqa: E402
 
 OPEN_S = 120.0
 TURN_GRACE_S = 60.0

@@ -17,7 +17,7 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from benchmarks.collect_case import WORKERS, Case, Policy, build_policy, make_env
-from benchmarks.collect_host import Session, serve, take_batches
+from benchmarks.collect_session import Session, serve, take_batches
 
 WAIT_S = 60.0
 

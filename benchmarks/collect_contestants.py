@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.collect_case import OUR_MODES, Case
-from benchmarks.collect_remote import ROOT
+from benchmarks.remote import ROOT
 
 OUR_PYTHON = Path(sys.executable)
 OURS = "benchmarks.collect_ours"

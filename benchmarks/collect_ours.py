@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from benchmarks.collect_case import WORKERS, Case, build_policy, make_env, step_weights
-from benchmarks.collect_host import LeftOut, Session, serve, take_batches
+from benchmarks.collect_session import Session, serve, take_batches
+from benchmarks.host import LeftOut
 from collectors import (
     BaseCollector,
     Collector,

@@ -29,13 +29,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.collect_contestants import PEER_PYTHON  # noqa: E402
-from benchmarks.collect_remote import Remote  # noqa: E402
 from benchmarks.models import (  # noqa: E402
     MODEL_WIDTHS,
     build_model,
     timed_ms,
     timed_sends_ms,
 )
+from benchmarks.remote import Remote  # noqa: E402
 from sync import WeightSyncScheme  # noqa: E402
 
 # What is measured together: our schemes, and the options of each.

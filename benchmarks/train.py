@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.collect import of, say  # noqa: E402
 from benchmarks.collect_contestants import PEER_PYTHON  # noqa: E402
-from benchmarks.collect_remote import (  # noqa: E402
+from benchmarks.remote import (  # noqa: E402
     ContestantFailed,
     ContestantLeftOut,
     Remote,

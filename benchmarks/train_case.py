@@ -5,9 +5,11 @@ Peers run in their own environment, so this file is what the two sides of a comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from benchmarks import host
 
 
 @dataclass(frozen=True)
@@ -113,3 +115,8 @@ def last_tenth(episodes: Iterable[Episodes], frames: int) -> tuple[float | None,
     if not count:
         return None, 0
     return sum(each.mean_return * each.count for each in final) / count, count
+
+
+def serve(train: Callable[[Training, dict[str, Any]], Trained]) -> None:
+    """Train whatever the driver asks for: `{"cmd": "train", "training": {}, "options": {}}`."""
+    host.serve(lambda ask: train(Training(**ask["training"]), ask["options"]).message())

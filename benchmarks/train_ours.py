@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.train_case import SAC, Episodes, Trained, Training, ppo_settings
-from benchmarks.train_host import serve
+from benchmarks.train_case import SAC, Episodes, Trained, Training, ppo_settings, serve
 
 SAC_BATCH_FRAMES = 16  # collected in turn with as many updates
 RECORD_EVERY_FRAMES = {"ppo": 1, "pong": 1, "sac": 100}

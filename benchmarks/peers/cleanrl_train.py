@@ -30,9 +30,8 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from benchmarks.collect_host import LeftOut
-from benchmarks.train_case import SAC, Episodes, Trained, Training, ppo_settings
-from benchmarks.train_host import serve
+from benchmarks.host import LeftOut
+from benchmarks.train_case import SAC, Episodes, Trained, Training, ppo_settings, serve
 
 SCRIPTS = {
     "ppo": "cleanrl/ppo.py",

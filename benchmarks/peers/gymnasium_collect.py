@@ -12,7 +12,8 @@ from gymnasium.vector import AsyncVectorEnv
 
 from benchmarks.collect_bare import VectorLoop
 from benchmarks.collect_case import Case, build_policy, single_env
-from benchmarks.collect_host import LeftOut, Session, serve, take_batches
+from benchmarks.collect_session import Session, serve, take_batches
+from benchmarks.host import LeftOut
 
 MAX_PROCESSES = 32
 

@@ -15,7 +15,8 @@ from stable_baselines3 import A2C
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from benchmarks.collect_case import Case, single_env
-from benchmarks.collect_host import LeftOut, Session, serve, take_batches
+from benchmarks.collect_session import Session, serve, take_batches
+from benchmarks.host import LeftOut
 from benchmarks.peers.gymnasium_collect import MAX_PROCESSES
 
 

@@ -23,8 +23,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from torch import nn
 
 from benchmarks.collect_case import single_env
-from benchmarks.train_case import PONG, SAC, Episodes, Trained, Training, ppo_settings
-from benchmarks.train_host import serve
+from benchmarks.train_case import PONG, SAC, Episodes, Trained, Training, ppo_settings, serve
 
 
 def monitored(name: str) -> Monitor:

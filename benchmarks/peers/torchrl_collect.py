@@ -24,7 +24,7 @@ from torchrl.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv, SerialEnv
 from torchrl.weight_update import SharedMemWeightSyncScheme
 
 from benchmarks.collect_case import WORKERS, Case, build_policy, single_env, step_weights
-from benchmarks.collect_host import Session, serve, take_batches
+from benchmarks.collect_session import Session, serve, take_batches
 
 
 def gym_env(name: str, num_envs: int) -> EnvBase:

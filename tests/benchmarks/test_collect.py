@@ -22,7 +22,7 @@ from benchmarks.collect import measure
 from benchmarks.collect_bare import VectorLoop, make_loop
 from benchmarks.collect_case import SIZES, Case, build_policy, single_env
 from benchmarks.collect_contestants import CONTESTANTS, OUR_PYTHON, Contestant
-from benchmarks.collect_remote import ContestantFailed, Remote
+from benchmarks.remote import ContestantFailed, Remote
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -31,7 +31,8 @@ CASE = Case("CartPole-v1", 1, "single")
 
 HOST = """
 import os, sys, time, multiprocessing
-from benchmarks.collect_host import LeftOut, Session, serve
+from benchmarks.collect_session import Session, serve
+from benchmarks.host import LeftOut
 
 class Contestant(Session):
     def __init__(self, case, options):

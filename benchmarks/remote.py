@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collect_group import end_group, wait_for_group
+from benchmarks.host import end_group, wait_for_group
 
 ROOT = Path(__file__).resolve().parents[1]
 EXIT_S = 15.0
@@ -34,7 +34,7 @@ class ContestantLeftOut(Exception):
 
 
 class Remote:
-    """A contestant's process; see `collect_host.py` for what it answers.
+    """A contestant's process; see `host.py`.
 
     environment: its variables; by default ours, with one thread.
     """
