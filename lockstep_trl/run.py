@@ -27,6 +27,7 @@ from transformers import TrainerCallback
 from collectors.rollout.seeds import untouched_streams
 from harness.logging import JsonlLogger
 from harness.logging.events import TraceFile
+from harness.measures.meters import split
 from harness.measures.metrics import RECENT_EPISODES, Lags, lag_figures
 from harness.measures.staleness import Staleness
 from harness.run.directory import RunDir
@@ -283,7 +284,7 @@ class RunRecord(Stateful, TrainerCallback):
         if not logs or "loss" not in logs:
             return
         figures = {ours: logs[theirs] for theirs, ours in NAMES.items() if theirs in logs}
-        figures |= self.lags.read()[0] | self.staleness.read()[0]
+        figures |= split({**self.lags.read(), **self.staleness.read()})[0]
         if self._fresh:
             rewards = [answer.reward for answer in self._fresh]
             figures["episode/return"] = float(np.nanmean(rewards))

@@ -49,9 +49,9 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
         ("collectors.base:BaseCollector.update_policy_weights_", 15),
     ],
     "logging": [
-        ("harness.run.runner:Runner.log", 15),
+        ("harness.run.runner:Runner.log_if_due", 15),
         ("harness.logging:JsonlLogger.log", 15),
-        ("harness.run.runner:Runner.attend", 15),
+        ("harness.run.runner:Runner.checkpoint_if_due", 15),
     ],
     "evaluating": [
         ("harness.run.runner:Runner.evaluate", 3),

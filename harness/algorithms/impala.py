@@ -11,11 +11,12 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from harness.algorithms.actor_critic import ActorCritic, of_counting
-from harness.algorithms.interface import Ratios, Setup
+from harness.algorithms.interface import Setup
 from harness.algorithms.objectives import mean
 from harness.algorithms.optimisers import Adam, Optimiser, RMSProp
 from harness.algorithms.returns import Steps, explained_variance, vtrace
 from harness.measures import Means
+from harness.measures.meters import Ratios
 from harness.options.algorithms import IMPALAConfig
 
 

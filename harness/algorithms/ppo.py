@@ -14,13 +14,14 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from harness.algorithms.actor_critic import OF_VALUES, ActorCritic, of_counting
-from harness.algorithms.interface import Ratios, Setup
+from harness.algorithms.interface import Setup
 from harness.algorithms.minibatches import layout
 from harness.algorithms.objectives import Frames, Objective, kl_estimate, mean, objective
 from harness.algorithms.optimisers import Adam, Averaged
 from harness.algorithms.returns import Returns, Steps, explained_variance, gae, vtrace
 from harness.errors import ConfigError, show
 from harness.measures import Means
+from harness.measures.meters import Ratios
 from harness.models.normalise import DiscountedReturns, Normaliser
 from harness.options.algorithms import PPOConfig
 from lockstep_check.ages import age

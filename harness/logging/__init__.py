@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from harness.files import plain
+from harness.measures.meters import Histogram
 from harness.registry import loggers
 from harness.run.callbacks import Run
 from harness.run.directory import RunDir
@@ -22,21 +21,6 @@ from harness.run.directory import RunDir
 log = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float]
-NUM_BINS = 30
-
-
-@dataclass
-class Histogram:
-    """How often values fell between consecutive edges; one more edge than counts."""
-
-    counts: list[int]
-    edges: list[float]
-
-    @classmethod
-    def of(cls, values: Sequence[float] | np.ndarray) -> Histogram:
-        """Of raw values, of which there must be one."""
-        counts, edges = np.histogram(np.asarray(values, dtype=np.float64), bins=NUM_BINS)
-        return cls(counts.tolist(), edges.tolist())
 
 
 @dataclass

@@ -25,7 +25,8 @@ from typing import Any, BinaryIO
 
 from collectors import SimulatedCollector
 from collectors.schedule.simulator import Simulator, Span
-from harness.logging import Histogram, Logger, Metrics, RunInfo
+from harness.logging import Logger, Metrics, RunInfo
+from harness.measures.meters import Histogram
 from harness.options.loggers import TraceConfig
 from harness.run.callbacks import Run
 from harness.run.directory import RunDir

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.logging import Histogram, Logger, Metrics, RunInfo
+from harness.logging import Logger, Metrics, RunInfo
+from harness.measures.meters import Histogram
 from harness.options.loggers import WandbConfig
 from harness.run.directory import RunDir
 

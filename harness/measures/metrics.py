@@ -16,10 +16,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from harness.algorithms.interface import Ratios
 from harness.environments.wrappers import FIRST, KEY, LENGTH, OVER, RETURN
-from harness.logging import Histogram
 from harness.measures import PHASES
+from harness.measures.meters import Histogram, Ratios, Readings, Update
 from harness.saved_state import Stateful
 from lockstep_check.ages import age
 
@@ -112,6 +111,9 @@ class Episodes(Stateful):
         self.count = 0
         self.differs = False  # whether wrappers ever altered a return
 
+    def measure(self, update: Update) -> None:
+        self.add(update.batch)
+
     def add(self, batch: TensorDictBase) -> None:
         """Take in a batch [environments, time]."""
         for env, starts, is_over, episode in _pieces(batch):
@@ -145,6 +147,15 @@ class Episodes(Stateful):
         metrics = {"episode/return": gained, "episode/length": length, "episode/count": self.count}
         return metrics | ({"episode/wrapped_return": wrapped} if self.differs else {})
 
+    @property
+    def mean_return(self) -> float:
+        """Of the last hundred episodes."""
+        return float(np.mean(self.recent)) if self.recent else float("nan")
+
+    def summary(self) -> dict[str, float]:
+        """The newest return, and how many episodes there were."""
+        return {"episode/return": self.mean_return, "episode/count": self.count}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._open = {int(env): Open(*episode) for env, episode in self._open.items()}
@@ -159,6 +170,9 @@ class Lags(Stateful):
         self.all: Counter[int] = Counter()
         self._fresh: Counter[int] = Counter()
         self.mixed_batches = 0
+
+    def measure(self, update: Update) -> None:
+        self.add(update.batch, update.version, update.ratios)
 
     def add(self, batch: TensorDictBase, version: int, ratios: Ratios | None = None) -> None:
         """Take in a batch that is consumed while `version` is the newest.
@@ -180,13 +194,18 @@ class Lags(Stateful):
             self._fresh[age(stamp, version)] += count
             self.all[age(stamp, version)] += count
 
-    def read(self) -> tuple[dict[str, float], Histogram | None]:
+    def read(self) -> Readings:
         """Figures and histogram of the frames since the last reading."""
         lags, self._fresh = self._fresh, Counter()
         metrics = {"policy/mixed_batches": float(self.mixed_batches)}
         if not lags:
-            return metrics, None
-        return metrics | lag_figures(lags), lag_histogram(lags)
+            return metrics
+        return {**metrics, **lag_figures(lags), "histogram/lag": lag_histogram(lags)}
+
+    def summary(self) -> dict[str, float]:
+        """Figures of all frames."""
+        figures = lag_figures(self.all) if self.all else {}
+        return {**figures, "policy/mixed_batches": self.mixed_batches}
 
 
 def lag_figures(lags: Mapping[int, int], name: str = "policy/lag") -> dict[str, float]:

@@ -14,9 +14,8 @@ import numpy as np
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from harness.algorithms.interface import Ratios
-from harness.logging import Histogram
 from harness.measures import BUCKETS
+from harness.measures.meters import Histogram, Ratios, Readings, Update
 from harness.measures.metrics import lag_figures, lag_histogram
 from harness.saved_state import Stateful
 from lockstep_check.ages import Parts, age, in_training, parts
@@ -216,6 +215,16 @@ class Staleness(Stateful):
         self._fresh_health, self._all_health = Health(), Health()
         self._log_ratios = _no_log_ratios()
 
+    def measure(self, update: Update) -> None:
+        self.add(
+            update.used,
+            update.updates,
+            gradient_steps=update.metrics.get("train/gradient_steps"),
+            ratios=update.ratios,
+            newest_at_end=update.newest_at_end,
+            steps=update.gradient_steps,
+        )
+
     def add(
         self,
         versions: Tensor,
@@ -265,18 +274,20 @@ class Staleness(Stateful):
         at_end = taken if made is None else int(self.publications.moments(np.array(made)))
         return parts(self.publications.moments(acted), at_end, taken, updates)
 
-    def read(self) -> tuple[dict[str, float], dict[str, Histogram]]:
+    def read(self) -> Readings:
         """Metrics and histograms since the last reading."""
-        metrics = self._fresh.figures() | self._fresh_health.figures()
-        histograms = {}
+        readings: dict[str, float | Histogram] = {
+            **self._fresh.figures(),
+            **self._fresh_health.figures(),
+        }
         if lags := self._fresh.by_lag():
-            histograms["histogram/lag_updates"] = lag_histogram(lags)
+            readings["histogram/lag_updates"] = lag_histogram(lags)
         if self._log_ratios.any():
             ratios = Histogram(self._log_ratios.tolist(), LOG_RATIO_EDGES)
-            histograms["histogram/log_ratio"] = ratios
+            readings["histogram/log_ratio"] = ratios
         self._fresh, self._fresh_health = LagCounts(), Health()
         self._log_ratios = _no_log_ratios()
-        return metrics, histograms
+        return readings
 
     def summary(self) -> dict[str, float]:
         """The metrics of the whole run."""
@@ -302,6 +313,9 @@ class StateAge(Stateful):
         self.carried = carried
         self._begun: dict[int, int] = {}  # unfinished trajectories, and the version of their start
         self._recent, self._all = Ages(), Ages()
+
+    def measure(self, update: Update) -> None:
+        self.add(update.batch)
 
     def add(self, batch: TensorDictBase) -> None:
         """Take in the frames of a batch."""

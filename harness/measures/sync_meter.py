@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness.logging import Histogram
+from harness.measures.meters import Histogram, Readings, Update
 from harness.measures.metrics import percentiles
 from sync import (
     Answer,
@@ -63,7 +63,10 @@ class SyncMeter:
         self._publish_ms.append(spent_ms)
         self._fresh_publish_ms.append(spent_ms)
 
-    def read(self) -> tuple[dict[str, float], dict[str, Histogram]]:
+    def measure(self, update: Update) -> None:
+        """Nothing: it measures what is published after an update."""
+
+    def read(self) -> Readings:
         """Means, and histograms of the latencies, since the last reading."""
         ack_ms, apply_ms = self._fresh_answers()
         publish_ms, self._fresh_publish_ms = self._fresh_publish_ms, []
@@ -72,7 +75,7 @@ class SyncMeter:
         metrics = {f"sync/{name}": sum(values) / len(values) for name, values in figures.items()}
         metrics |= self._read_wire() | self._read_link() | self._torn() | self._verified()
         histograms = {f"histogram/{name}": Histogram.of(figures[name]) for name in figures}
-        return metrics, histograms
+        return metrics | histograms
 
     def _read_wire(self) -> dict[str, float]:
         """What the wire format, if there is one, did to the numbers and saved."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
@@ -17,10 +16,10 @@ from collectors import BaseCollector, SimulatedCollector
 from collectors.rollout.seeds import Streams
 from collectors.schedule.recording import EndOfSchedule
 from harness.algorithms.interface import Learner
-from harness.logging import Histogram, Loggers
+from harness.logging import Loggers
 from harness.logging.display import Display
-from harness.measures import Means
-from harness.measures.metrics import Clock, Episodes, Lags, lag_figures, system_metrics
+from harness.measures.meters import Histogram, Meter, Trained, Update, split
+from harness.measures.metrics import Clock, Episodes, Lags, system_metrics
 from harness.measures.staleness import Staleness, StateAge
 from harness.measures.sync_meter import SyncMeter
 from harness.options.run import Config
@@ -75,8 +74,8 @@ class PublishedWeights:
             collector.update_policy_weights_()
 
 
-class Stand(NamedTuple):
-    """How far a run is, and how much of that its records tell."""
+class Progress(NamedTuple):
+    """How far a run is, its records and its evaluations."""
 
     frames: int
     logged_at: int
@@ -109,18 +108,24 @@ class Runner:
         self.overwritten = 0  # frames that it did not see
         self.clock = Clock(self.loggers.phase)
         self.episodes = Episodes()
-        self.lags = Lags()
         self.staleness = Staleness()
-        self.state_age = StateAge(carried=self.config.sync.state_on_update == "keep")
+        self.meters: dict[str, Meter] = {
+            "trained": Trained(),
+            "episodes": self.episodes,
+            "sync": self.sync,
+            "lags": Lags(),
+            "staleness": self.staleness,
+        }
+        if self.config.model.recurrent:
+            self.meters["state_age"] = StateAge(carried=self.config.sync.state_on_update == "keep")
         self._refused = 0  # batches in a row of which nothing was learned
-        self._trained = Means()
         self._evaluated: dict[str, float] = {}  # not in a record yet
         self._last_evaluation: dict[str, float] = {}
         self._counted_before: dict[str, float] = {}  # by the runs that this one goes on from
         # The frames at which each of these was last done.
         self._logged_at = self._evaluated_at = 0
         self._evaluated_after = 0  # updates
-        self._saved = self._stand()
+        self._saved = self._progress()
         self._started_at = 0
         self._timed_from = 0  # frames before have no time: a checkpoint did not have it
 
@@ -131,16 +136,20 @@ class Runner:
             self.loggers.start(self)
             self.call("on_run_start")
             # What was due when the run that this one goes on from was ended.
-            self.tell()
-            self.attend()
+            self.evaluate_if_due()
+            self.log_if_due()
+            self.checkpoint_if_due()
+            self.interruption.check()
             while self.frames < self.config.total_frames:
                 batch = self.collect()
                 if batch is None:
                     break
                 if self.update(batch):
                     self.publish()
-                self.log(batch)
-                self.attend()
+                self.evaluate_if_due()
+                self.log_if_due()
+                self.checkpoint_if_due()
+                self.interruption.check()  # the run's state is whole here
                 self.call("on_batch_end")
             if self.config.evaluation.at_end and self._evaluated_at < self.frames:
                 if self.config.checkpoint.at_end:
@@ -192,19 +201,20 @@ class Runner:
         version = int(self.collector.policy_version)
         with self.clock.phase("train", "update"):
             metrics = self.learner.learn(batch, version)
-        self.staleness.add(
-            self.learner.versions(batch),
-            self.updates,
-            gradient_steps=metrics.get("train/gradient_steps"),
+        update = Update(
+            batch,
+            metrics,
+            version=version,
+            used=self.learner.versions(batch),
             ratios=self.learner.ratios,
+            updates=self.updates,
+            gradient_steps=self.gradient_steps,
             newest_at_end=None if self.config.algo.replays else self.collector.newest_at_end,
-            steps=self.gradient_steps,
         )
         self.call("on_update", metrics)
-        self._trained.add(metrics)
-        self.lags.add(batch, version, self.learner.ratios)
-        if self.config.model.recurrent:
-            self.state_age.add(batch)
+        with self.clock.phase("log"):
+            for meter in self.meters.values():
+                meter.measure(update)
         dropped = int(metrics.get("train/dropped", 0))
         self.dropped += dropped
         num_steps = metrics.get("train/gradient_steps", 0.0 if self.config.algo.replays else None)
@@ -250,20 +260,10 @@ class Runner:
         version = int(self.collector.policy_version)
         self.staleness.note(version, self.updates, self.gradient_steps or 0)
 
-    def log(self, batch: TensorDictBase) -> None:
-        """Count the batch, and tell of it."""
-        with self.clock.phase("log"):
-            self.episodes.add(batch)
-        self.tell()
+    # -- now and then
 
-    def tell(self) -> None:
-        """Evaluate if that is due, and write a record: of every evaluation, at its own frames."""
-        try:
-            if self._evaluation_is_due():
-                self.evaluate()
-        except Exception:  # a search that has seen enough, say
-            self._record()
-            raise
+    def log_if_due(self) -> None:
+        """Write a record: of every evaluation, too, at its own frames."""
         if self._evaluated or self.frames - self._logged_at >= self.config.log_every_frames:
             with self.clock.phase("log"):
                 self._record()
@@ -273,17 +273,24 @@ class Runner:
         self.call("on_log", metrics)
         self.loggers.log(self.frames, metrics, histograms)
         self.display.update(
-            self.frames, metrics, episode_return=self.mean_return, updates=self.updates
+            self.frames, metrics, episode_return=self.episodes.mean_return, updates=self.updates
         )
         self._logged_at = self.frames
 
-    # -- now and then
-
-    def attend(self) -> None:
-        """Checkpoint and signals, if they are due; the run's state is whole here."""
+    def checkpoint_if_due(self) -> None:
+        """Write a checkpoint if there was none for `checkpoint.every_frames`."""
         if passed(self.config.checkpoint.every_frames, self._saved.frames, self.frames):
             self.save()
-        self.interruption.check()
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate; if that ends the run, a record is written of what was measured."""
+        if not self._evaluation_is_due():
+            return
+        try:
+            self.evaluate()
+        except Exception:  # a search that has seen enough, say
+            self._record()
+            raise
 
     def _evaluation_is_due(self) -> bool:
         """Whether one of the options asks for an evaluation since the last one."""
@@ -310,42 +317,29 @@ class Runner:
 
     def save(self) -> None:
         """Write a checkpoint of everything that a resumed run needs, unless there is one."""
-        if self._saved == self._stand():
+        if self._saved == self._progress():
             return
         with self.clock.phase("log", "checkpoint"):
             file = self.checkpoints.save(self.frames, self.state_dict())
-        self._saved = self._stand()
+        self._saved = self._progress()
         log.info("checkpoint %s", file.name)
         self.call("on_checkpoint", file)
 
-    def _stand(self) -> Stand:
-        return Stand(self.frames, self._logged_at, self._evaluated_at)
-
-    @property
-    def mean_return(self) -> float:
-        """Of the last hundred episodes."""
-        return float(np.mean(self.episodes.recent)) if self.episodes.recent else float("nan")
+    def _progress(self) -> Progress:
+        return Progress(self.frames, self._logged_at, self._evaluated_at)
 
     def _read(self) -> tuple[dict[str, float], dict[str, Histogram]]:
         """Everything measured since the last record."""
         times, elapsed_s = self.clock.read()
         frames = self.frames - max(self._logged_at, self._started_at)
-        lags, lag_histogram = self.lags.read()
-        sync, histograms = self.sync.read()
-        if lag_histogram is not None:
-            histograms["histogram/lag"] = lag_histogram
-        in_updates, staleness_histograms = self.staleness.read()
-        histograms |= staleness_histograms
+        measured, histograms = split(
+            {name: x for meter in self.meters.values() for name, x in meter.read().items()}
+        )
         metrics = {
-            **self._trained.read(),
-            **self.episodes.read(),
+            **measured,
             **self._evaluated,
-            **sync,
             "sync/bytes": float(self.sync.num_bytes),
             "policy/version": float(self.collector.policy_version),
-            **lags,
-            **in_updates,
-            **self.state_age.read(),
             "policy/dropped": float(self.dropped),
             "collector/fps": frames / max(elapsed_s, 1e-9),
             "collector/wait_ms": times["time/collect_s"] * 1e3,
@@ -378,22 +372,18 @@ class Runner:
     def summary(self) -> dict[str, Any]:
         """The run's totals and percentiles."""
         frames, wall_s = self.frames - self._timed_from, self.clock.wall_s
-        lags = lag_figures(self.lags.all) if self.lags.all else {}
+        summaries = {
+            name: x for meter in self.meters.values() for name, x in meter.summary().items()
+        }
         return {
             "frames": self.frames,
             "updates": self.updates,
             **({} if self.gradient_steps is None else {"gradient_steps": self.gradient_steps}),
             "wall_s": wall_s,
             "fps": frames / wall_s,
-            "episode/return": self.mean_return,
-            "episode/count": self.episodes.count,
+            **summaries,
             **self._last_evaluation,
-            **self.sync.summary(),
-            **lags,
-            **self.staleness.summary(),
-            **self.state_age.summary(),
             "policy/dropped": self.dropped,
-            "policy/mixed_batches": self.lags.mixed_batches,
             "policy/version": int(self.collector.policy_version),
             **self.counts(),
             **self._virtual_time(),
@@ -420,13 +410,8 @@ class Runner:
             "last_evaluation": self._last_evaluation,
             "counts": self.counts(),
             "clock": self.clock.state_dict(),
-            "trained": self._trained.state_dict(),
             "published": self.published.state(),
-            "sync": self.sync.state_dict(),
-            "episodes": self.episodes.state_dict(),
-            "lags": self.lags.state_dict(),
-            "staleness": self.staleness.state_dict(),
-            "state_age": self.state_age.state_dict(),
+            **{name: meter.state_dict() for name, meter in self.meters.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -445,7 +430,7 @@ class Runner:
         self._evaluated_at = int(state["evaluated_at"])
         # Checkpoints of earlier versions lack it.
         self._evaluated_after = int(state.get("evaluated_after", self.updates))
-        self._saved = self._stand()
+        self._saved = self._progress()
         self._last_evaluation = _floats(state["last_evaluation"])
         # What was on its way then is gone on with only where a schedule has it.
         if "schedule" not in state["collector"]:
@@ -455,13 +440,9 @@ class Runner:
             self.clock.load_state_dict(state["clock"])
         else:
             self._timed_from = self.frames
-        self._trained.load_state_dict(state["trained"])
-        self.sync.load_state_dict(state["sync"])
-        self.episodes.load_state_dict(state["episodes"])
-        self.lags.load_state_dict(state["lags"])
-        self.staleness.load_state_dict(state["staleness"])
-        if "state_age" in state:  # checkpoints of earlier versions lack it
-            self.state_age.load_state_dict(state["state_age"])
+        for name, meter in self.meters.items():
+            if name in state:  # checkpoints of earlier versions lack some
+                meter.load_state_dict(state[name])
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()

@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from harness.measures import Means
+from harness.measures.meters import split
 from harness.measures.metrics import (
     Clock,
     Episodes,
@@ -89,17 +90,16 @@ def test_open_episodes_go_on_under_another_number_when_a_run_is_resumed():
 def test_lag_counts_the_versions_between():
     lags = Lags()
     lags.add(batch([[0, 0, 0]], [[0, 0, 0]], [[0, 0, 0]], [[-1, 4, 4]]), 5)
-    metrics, histogram = lags.read()
+    metrics, histograms = split(lags.read())
     assert metrics == {
         "policy/mixed_batches": 0,
         "policy/lag_mean": 1,
         "policy/lag_p95": 1,
         "policy/lag_max": 1,
     }
-    assert histogram is not None
-    assert histogram.counts == [2]
+    assert histograms["histogram/lag"].counts == [2]
     lags.add(batch([[0, 0]], [[0, 0]], [[0, 0]], [[4, 5]]), 5)
-    assert lags.read()[0]["policy/mixed_batches"] == 1
+    assert split(lags.read())[0]["policy/mixed_batches"] == 1
 
 
 def test_lag_figures_weigh_by_count():

@@ -141,7 +141,7 @@ def drawing(monkeypatch):
 
     def draw(runner, batch):
         drawn = torch.rand(()).item() + np.random.rand() + random.random()
-        runner._trained.add({"train/drawn": drawn})
+        runner.meters["trained"]._means.add({"train/drawn": drawn})
         return update(runner, batch)
 
     monkeypatch.setattr(Runner, "update", draw)

@@ -321,7 +321,7 @@ def learned(monkeypatch, *given, behind):
         while replay.written < wanted and time.monotonic() < deadline:
             time.sleep(0.01)
         updated = update(runner, batch)
-        steps.append(runner._trained.read().get("train/gradient_steps", 0.0))
+        steps.append(runner.meters["trained"].read().get("train/gradient_steps", 0.0))
         return updated
 
     monkeypatch.setattr(Runner, "update", late)

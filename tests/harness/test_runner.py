@@ -16,7 +16,13 @@ from harness.run.runner import Runner
 BATCH = TensorDict(
     {
         "policy_version": torch.zeros(2, 4, dtype=torch.int64),
-        "collector": {"mask": torch.ones(2, 4, dtype=torch.bool)},
+        "collector": {
+            "mask": torch.ones(2, 4, dtype=torch.bool),
+            "traj_ids": torch.arange(2).repeat_interleave(4).view(2, 4),
+            "env": torch.arange(2).repeat_interleave(4).view(2, 4),
+        },
+        "is_init": torch.zeros(2, 4, dtype=torch.bool),
+        "next": {"reward": torch.ones(2, 4), "done": torch.zeros(2, 4, dtype=torch.bool)},
     },
     batch_size=[2, 4],
 )

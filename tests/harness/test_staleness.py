@@ -12,9 +12,9 @@ import torch
 from tensordict import TensorDict
 
 import run
-from harness.algorithms.interface import Ratios
 from harness.files import read_json
 from harness.measures import BUCKETS
+from harness.measures.meters import Ratios, split
 from harness.measures.staleness import Health, LagCounts, Publications, Staleness, StateAge
 from tests.harness.small import SMALL
 from tests.harness.test_run import SMALL_SAC, records
@@ -73,7 +73,7 @@ def test_versions_older_than_what_is_kept_count_as_the_oldest(monkeypatch):
 def test_lag_is_counted_in_updates_and_has_parts():
     found = stale((1, 8), (2, 16))
     found.add(versions(2, 2, 1, -1), 19, gradient_steps=4)
-    metrics, histograms = found.read()
+    metrics, histograms = split(found.read())
     assert metrics == {
         "policy/lag_updates_mean": (3 + 3 + 11) / 3,
         "policy/lag_updates_p95": 11,
@@ -83,7 +83,7 @@ def test_lag_is_counted_in_updates_and_has_parts():
         "policy/lag_train_mean": 3 / 8,  # steps at 0, 1/4, 2/4 and 3/4 of an update
     }
     assert histograms["histogram/lag_updates"].counts == [2, 0, 0, 0, 0, 0, 0, 0, 1]
-    assert found.read() == ({}, {})
+    assert found.read() == {}
     assert found.summary() == metrics
 
 
@@ -92,13 +92,13 @@ def test_lag_is_counted_in_gradient_steps_too():
     for version, updates, steps in ((1, 8, 80), (2, 16, 150)):  # the second took fewer steps each
         found.note(version, updates, steps)
     found.add(versions(2, 2, 1, -1), 19, gradient_steps=10, steps=180)
-    figures, _ = found.read()
+    figures, _ = split(found.read())
     assert figures["policy/lag_updates_mean"] == (3 + 3 + 11) / 3
     assert figures["policy/lag_steps_mean"] == pytest.approx((30 + 30 + 100) / 3)
     assert figures["policy/lag_steps_p95"] == figures["policy/lag_steps_max"] == 100
     found.add(versions(2), 19, gradient_steps=10, steps=180)
     found.add(versions(2), 19, gradient_steps=10)  # not known of all frames
-    assert "policy/lag_steps_mean" not in found.read()[0]
+    assert "policy/lag_steps_mean" not in split(found.read())[0]
 
 
 def test_a_run_has_lag_in_gradient_steps_and_a_resumed_one_the_same():
@@ -119,7 +119,7 @@ def test_a_run_has_lag_in_gradient_steps_and_a_resumed_one_the_same():
 def test_what_lies_between_acting_and_use_is_split_at_the_end_of_the_batch():
     found = stale((1, 8), (2, 16), (3, 24))
     found.add(versions(1, 1, 2, 2), 25, newest_at_end=2)
-    figures, _ = found.read()
+    figures, _ = split(found.read())
     assert figures["policy/lag_updates_mean"] == (17 + 9) / 2
     assert figures["policy/lag_publish_mean"] == 1
     assert figures["policy/lag_queue_mean"] == 12
@@ -127,7 +127,7 @@ def test_what_lies_between_acting_and_use_is_split_at_the_end_of_the_batch():
     assert figures["policy/lag_collect_mean"] == 12 - 8
     found.add(versions(3, 3), 25, newest_at_end=3)
     found.add(versions(3, 3), 25)  # when its batch was finished is not known
-    figures, _ = found.read()
+    figures, _ = split(found.read())
     assert figures["policy/lag_queue_mean"] == 0
     assert not {"policy/lag_wait_mean", "policy/lag_collect_mean"} & set(figures)
 
@@ -211,7 +211,7 @@ def test_a_mean_weighs_each_frame_of_the_window_alike():
 def test_without_a_number_of_gradient_steps_nothing_is_said_of_lag_inside_updates():
     found = stale()
     found.add(versions(0, 0), 1)
-    assert set(found.read()[0]) == {
+    assert set(split(found.read())[0]) == {
         *(f"policy/lag_updates_{name}" for name in ("mean", "p95", "max")),
         *("policy/lag_publish_mean", "policy/lag_queue_mean"),
     }
@@ -224,7 +224,7 @@ def test_importance_weights_are_figures_of_all_frames_of_the_window():
     found = stale((1, 1), (2, 2))
     found.add(versions(2), 2, ratios=ratios([1.0, 1.0], [2, 2]))
     found.add(versions(2), 2, ratios=ratios([3.0, 0.5], [1, 2]))
-    metrics, histograms = found.read()
+    metrics, histograms = split(found.read())
     squares = 1 + 1 + 9 + 0.25
     divergences = [0, 0, 2 - math.log(3), -0.5 - math.log(0.5)]
     assert metrics["policy/ess"] == pytest.approx(5.5**2 / (4 * squares))
@@ -242,7 +242,7 @@ def test_log_ratios_are_counted_between_the_edges_that_are_named():
     found = stale((1, 1))
     values = [-9.0, -9.0, -9.0, 0.003, 0.003, 0.3, 9.0]
     found.add(versions(1), 1, ratios=Ratios(torch.tensor(values), torch.tensor([1] * 7)))
-    histogram = found.read()[1]["histogram/log_ratio"]
+    histogram = split(found.read())[1]["histogram/log_ratio"]
     edges, counts = histogram.edges, histogram.counts
     assert (counts[0], counts[-1]) == (3, 1)  # beyond the outermost edges, too
     for value in (0.003, 0.3):

@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from harness.logging import Histogram, Logger, Loggers, RunInfo, make_loggers
+from harness.logging import Logger, Loggers, RunInfo, make_loggers
+from harness.measures.meters import Histogram
 from harness.run.directory import RunDir
 from tests.harness.small import little_room
 

@@ -13,8 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from harness.config.plan import plan_run
 from harness.errors import ConfigError
-from harness.logging import Histogram, RunInfo
+from harness.logging import RunInfo
 from harness.logging.tensorboard import TensorBoardLogger
+from harness.measures.meters import Histogram
 from harness.options.loggers import TensorBoardConfig
 from harness.run.directory import RunDir
 
