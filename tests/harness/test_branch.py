@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -10,15 +12,16 @@ from subprocess import Popen
 from typing import Any
 
 import pytest
+import torch
 
 import run
 from harness import reproduce
 from harness.branch.command import main
 from harness.config.plan import plan_run
-from harness.files import read_json, to_yaml, write_json
+from harness.files import flatten, read_json, to_yaml, write_json
 from harness.run.branch_start import branch_of, seed_of, with_new_streams
-from harness.run.checkpoints import Checkpoints
-from harness.run_comparison import compare_records, weights
+from harness.run.checkpoints import Checkpoints, read
+from harness.run_comparison import compare_records
 from tests.harness.config.composed import config_of
 from tests.harness.small import SMALL, wait_until
 
@@ -50,56 +53,81 @@ def is_repeated(directory: Path) -> bool:
     return reproduce.main([str(directory), "--out", f"again-{directory.parent.name}"]) == 0
 
 
-def test_a_branch_goes_on_from_its_moment_and_repeats_to_the_bit(capsys):
-    parent()
-    assert branch("--at", "3", "sync.lag=1") == 0
-    out = capsys.readouterr().out
-    assert "[2/2] update 3, sync.lag=1, repeat 1: return " in out
-    assert out.endswith("out/report/report.html\n")
-    control, changed = Path("out/update-3/control/1"), Path("out/update-3/sync.lag=1/1")
-    for directory, lag in ((control, 0), (changed, 1)):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a parent and its branches: two repeats, after update 3 of 8."""
+    folder = tmp_path_factory.mktemp("made")
+    with contextlib.chdir(folder):
+        parent("checkpoint.every_frames=384", "checkpoint.keep=9")
+        assert branch("--at", "3", "--repeats", "2", "sync.lag=1") == 0
+    return folder
+
+
+@pytest.fixture
+def study(here: None, made: Path) -> Path:
+    """A copy of it in the current folder: `parent` and `out`."""
+    shutil.copytree(made, ".", dirs_exist_ok=True)
+    return Path("out")
+
+
+CONTROL, CHANGED = Path("out/update-3/control"), Path("out/update-3/sync.lag=1")
+
+
+@pytest.mark.usefixtures("study")
+def test_a_branch_goes_on_from_its_moment():
+    for directory, lag in ((CONTROL / "1", 0), (CHANGED / "1", 1)):
         first, *rest = records(directory)
         assert first["step"] == 4 * 128
         assert first["policy/version"] == 4
         assert rest[-1]["step"] == 1024
         assert max(record.get("policy/lag_updates_max", 0) for record in rest) == lag
-        assert is_repeated(directory)
-    origin = read_json(changed / "manifest.json")["branch"]
+    origin = read_json(CHANGED / "1/manifest.json")["branch"]
     assert origin["changes"] == {"sync.lag": 1}
     assert (origin["update"], origin["arm"], origin["repeat"]) == (3, "sync.lag=1", 1)
     assert origin["parent_id"] == read_json(Path("parent/manifest.json"))["wandb_id"]
+    assert Path("out/report/report.html").is_file()
 
 
-def test_arms_share_the_streams_of_a_repeat_and_repeats_do_not(capsys):
-    parent()
-    assert branch("--at", "3", "--repeats", "2", "algo.learning_rate=0.02") == 0
-    arms = [Path("out/update-3", name) for name in ("control", "algo.learning_rate=0.02")]
+@pytest.mark.usefixtures("study")
+def test_a_branch_repeats_to_the_bit():
+    assert is_repeated(CHANGED / "2")
+
+
+@pytest.mark.usefixtures("study")
+def test_arms_share_the_streams_of_a_repeat_and_repeats_do_not():
+    arms = (CONTROL, CHANGED)
     seeds = [[read_json(arm / f"{i}/manifest.json")["seed"] for i in (1, 2)] for arm in arms]
     assert seeds[0] == seeds[1] == [seed_of(1, 3, 1), seed_of(1, 3, 2)]
-    # The learning rate alone differs: up to the first update, both arms make the same frames.
-    first = [[records(arm / f"{i}")[0]["episode/return"] for i in (1, 2)] for arm in arms]
+    # The lag alone differs: up to the first update, both arms make the same frames.
+    first = [[records(arm / f"{i}")[0]["train/policy_loss"] for i in (1, 2)] for arm in arms]
     assert first[0] == first[1]
-    assert compare_records(arms[0] / "1", arms[0] / "2") is not None
-    assert compare_records(arms[0] / "1", arms[1] / "1") is not None
+    assert first[0][0] != first[0][1]
+    assert records(CONTROL / "1")[-2] != records(CHANGED / "1")[-2]
 
 
+def test_the_seed_of_a_branch_follows_from_run_moment_and_repeat():
+    seeds = {seed_of(*places) for places in ((1, 3, 1), (2, 3, 1), (1, 4, 1), (1, 3, 2))}
+    assert len(seeds) == 4
+
+
+@pytest.mark.usefixtures("study")
 def test_what_is_done_is_not_done_again(capsys):
-    parent()
-    assert branch("--at", "3", "algo.clip=0.1") == 0
-    before = read_json(Path("out/update-3/control/1/manifest.json"))
-    assert branch("--at", "3,5", "algo.clip=0.1") == 0
+    before = read_json(CONTROL / "1/manifest.json")
+    assert branch("--at", "3,5", "sync.lag=1") == 0
     assert "2 branches in out" in capsys.readouterr().out
-    assert read_json(Path("out/update-3/control/1/manifest.json")) == before
+    assert read_json(CONTROL / "1/manifest.json") == before
 
 
+@pytest.mark.usefixtures("study")
 def test_the_states_are_those_of_the_parent():
-    parent("checkpoint.every_frames=384", "checkpoint.keep=9")
-    assert branch("--at", "3", "algo.clip=0.1") == 0
     (of_parent,) = Path("parent/checkpoints").glob("000000000384-*")
     _, saved = Checkpoints(Path("out/moments/3")).load()
-    _, start = Checkpoints(Path("out/update-3/control/1/start")).load()
-    states = [Checkpoints(of_parent.parent).load()[1], saved, start]
-    assert [state["updates"] for state in states] == [8, 3, 3]
+    _, start = Checkpoints(CONTROL / "1/start").load()
+    for state in (saved, start):
+        assert state["updates"] == 3
+        for name, value in flatten(state["learner"], lists=True):
+            expected = dict(flatten(read(of_parent)["learner"], lists=True))[name]
+            assert torch.equal(value, expected) if torch.is_tensor(value) else value == expected
     assert compare_records(Path("parent"), Path("out/parent"), whole=False) is None
 
 
@@ -132,11 +160,10 @@ def test_a_simulated_parent_with_an_exact_lag_has_branches_with_and_without(caps
     assert is_repeated(changed)
 
 
-def test_a_branch_may_be_branched(capsys):
-    parent()
-    assert branch("--at", "3", "algo.clip=0.1") == 0
-    first = "out/update-3/control/1"
-    assert main([first, "--at", "5", "--repeats", "1", "--out", "more", "sync.lag=1"]) == 0
+@pytest.mark.usefixtures("study")
+def test_a_branch_may_be_branched():
+    of_branch = [str(CONTROL / "1"), "--at", "5", "--repeats", "1", "--out", "more"]
+    assert main([*of_branch, "algo.clip=0.1"]) == 0
     assert records(Path("more/update-5/control/1"))[0]["step"] == 6 * 128
 
 
@@ -199,18 +226,17 @@ def test_only_the_checkpoints_of_a_resumed_parent_are_moments(capsys):
     assert records(Path("out/update-8/control/1"))[0]["step"] == 9 * 128
 
 
+@pytest.mark.usefixtures("study")
 def test_a_directory_has_branches_of_one_parent(capsys):
-    parent()
-    assert branch("--at", "3", "sync.lag=1") == 0
-    assert run.main([*LONGER, "hydra.run.dir=other"]) == 0
-    assert main(["other", "--at", "3", "--out", "out", "sync.lag=1"]) == 2
+    file = Path("parent/manifest.json")
+    write_json(file, read_json(file) | {"wandb_id": "another"})
+    assert branch("--at", "3", "sync.lag=1") == 2
     assert "--out out has branches of " in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("study")
 def test_a_branch_without_its_start_is_refused(capsys):
-    parent()
-    assert branch("--at", "3", "sync.lag=1") == 0
-    directory = Path("out/update-3/control/1")
+    directory = CONTROL / "1"
     (start,) = (directory / "start").iterdir()
     start.write_bytes(start.read_bytes()[:-1])
     assert reproduce.main([str(directory), "--out", "again"]) == 2
@@ -264,6 +290,4 @@ def test_all_random_streams_of_a_start_follow_from_the_seed():
 
 
 def test_a_run_that_is_no_branch_has_no_origin():
-    directory = parent()
-    assert branch_of(directory) is None
-    assert weights(directory)
+    assert branch_of(stored_parent()) is None
