@@ -60,6 +60,7 @@ class Row(NamedTuple):
     model: str
     ours: Times
     others: dict[str, Times]
+    stages: Times
 
     def ratio(self, beside: str) -> float:
         """How many times as long the other takes."""
@@ -94,7 +95,9 @@ AIMS = [
     Aim("shared_mem", "4.5k", "torchrl, as it comes", 2.0),
     Aim("shared_mem", "1M", "torchrl, copying", 2.0),
     Aim("shared_mem", "25M", "memcpy", 2.5),
-    Aim("shared_mem, zero_copy", "25M", "memcpy", 1.3),
+    Aim("shared_mem, zero_copy", "1M", "torchrl, copying", 1.0),
+    Aim("shared_mem, zero_copy", "25M", "torchrl, copying", 1.0),
+    Aim("shared_mem, zero_copy", "25M", "memcpy", 1.5),
     *(Aim("multiprocess", model, "torchrl, copying", 4.0) for model in MODEL_WIDTHS),
 ]
 
@@ -137,6 +140,15 @@ class Lockstep:
 
     def times_ms(self, count: int) -> list[float]:
         return timed_sends_ms(self.model, self.scheme.send, count)
+
+    def stages(self) -> Times:
+        """The medians of a send's parts; those of the slower worker, where each has its own."""
+        stats = self.scheme.stats
+        workers = stats["workers"].values()
+        stages = {stage: stats[f"{stage}_ms"]["p50"] for stage in ("pack", "publish")}
+        for stage in ("wake", "apply", "ack"):
+            stages[stage] = max(worker[f"{stage}_ms"]["p50"] for worker in workers)
+        return stages
 
     def close(self) -> None:
         for process in self.processes:
@@ -251,8 +263,9 @@ def measure(scheme: str, model: str, *, rounds: int, peers: bool) -> list[Row]:
             opening = {"scheme": scheme, "trainer": trainer, "model": model, "workers": WORKERS}
             contestants[name] = TorchRL("torchrl_sync", **opening)
         times = in_turns(contestants, SENDS_A_ROUND[model], rounds)
-    ours = {name: times.pop(name) for name in TOGETHER[scheme]}
-    return [Row(name, model, found, times) for name, found in ours.items()]
+        ours = {name: times.pop(name) for name in TOGETHER[scheme]}
+        stages = {name: contestants[name].stages() for name in ours}  # type: ignore[attr-defined]
+    return [Row(name, model, found, times, stages[name]) for name, found in ours.items()]
 
 
 # -- reporting
@@ -283,6 +296,20 @@ def table(rows: Iterable[Row], *, peers: bool) -> str:
         lines[-1] += [f"{1 / row.ratio('memcpy'):.2f}"]
         lines[-1] += [f"{row.ratio(name):.1f}" for name in peer_names]
     return markdown(columns, lines)
+
+
+def stages_table(rows: Iterable[Row]) -> str:
+    """Where the time of a send goes, in ms."""
+    rows = list(rows)
+    columns = ["floats", "scheme", "send", *rows[0].stages]
+    return markdown(
+        columns,
+        [
+            [row.model, row.scheme, f"{row.ours['p50']:.3f}"]
+            + [f"{value:.3f}" for value in row.stages.values()]
+            for row in rows
+        ],
+    )
 
 
 NOTES = """\
@@ -340,6 +367,10 @@ def main() -> int:
     print(f"Blocking send to {WORKERS} workers, p50 / p95 in ms ({about}):\n")
     print(table(rows, peers=peers))
     print(f"\n{NOTES}\n")
+    print(
+        "Its parts: pack, publish; in the slower worker, from there to seen, applied, heard of:\n"
+    )
+    print(stages_table(rows) + "\n")
     print("\n".join(filter(None, (aim.verdict(rows) for aim in AIMS))))
     save("sync_latency", arguments.output, rows)
     return 0
