@@ -52,6 +52,15 @@ FORBIDDEN = {
         *(*CONFIG_LIBRARIES, *OUTSIDE),
     ),
 }
+# Folders of harness/, and those above them, which they may not import.
+ABOVE = {
+    "harness/options/": ("algorithms", "environments", "models", "measures", "logging", "run"),
+    "harness/models/": ("algorithms", "environments", "measures", "logging", "run", "config"),
+    "harness/environments/": ("algorithms", "models", "measures", "logging", "run", "config"),
+    "harness/measures/": ("algorithms", "logging", "run", "config", "report"),
+    "harness/algorithms/": ("environments", "logging", "run", "config", "report"),
+    "harness/logging/": ("algorithms", "config", "report"),
+}
 # What only some of that code may import.
 RESERVED = {
     "wandb": ("harness/logging",),
@@ -101,6 +110,10 @@ def complaints(path: str, found: Import) -> Iterator[str]:
     place = next((place for place in FORBIDDEN if path.startswith(place)), None)
     if place is None:
         return
+    folder = next((folder for folder in ABOVE if path.startswith(folder)), None)
+    above = tuple(f"harness.{name}" for name in ABOVE[folder]) if folder else ()
+    if folder and (name := match(found.name, above)):
+        yield f"{folder} may not import {name}, which is above it"
     if name := match(found.name, FORBIDDEN[place]):
         yield f"{place} may not import {name}"
     elif (name := match(found.name, RESERVED)) and not inside(path, RESERVED[name]):
@@ -227,6 +240,8 @@ def test_forbidden_imports_are_found_in_every_form(tmp_path):
         ("sync/a.py", "import importlib\nimportlib.import_module('harness.config')"),
         ("sync/a.py", "from gymnasium.spaces import Box"),
         ("harness/run/runner.py", "import wandb"),
+        ("harness/models/a.py", "from harness.algorithms.returns import gae"),
+        ("harness/measures/a.py", f"{TYPE_CHECKING}\n    from harness.logging import Logger"),
         ("harness/a.py", "from benchmarks import models"),
         ("lockstep_check/a.py", "import sync"),
         ("lockstep_check/a.py", "def f():\n    import numpy"),

@@ -18,11 +18,18 @@ from harness.algorithms.interface import Setup
 from harness.algorithms.minibatches import layout
 from harness.algorithms.objectives import Frames, Objective, kl_estimate, mean, objective
 from harness.algorithms.optimisers import Adam, Averaged
-from harness.algorithms.returns import Returns, Steps, explained_variance, gae, vtrace
+from harness.algorithms.returns import (
+    DiscountedReturns,
+    Returns,
+    Steps,
+    explained_variance,
+    gae,
+    vtrace,
+)
 from harness.errors import ConfigError, show
 from harness.measures import Means
 from harness.measures.meters import Ratios
-from harness.models.normalise import DiscountedReturns, Normaliser
+from harness.models.normalise import Normaliser
 from harness.options.algorithms import PPOConfig
 from lockstep_check.ages import age
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from harness.models.normalise import LIMIT, DiscountedReturns, Normaliser
+from harness.algorithms.returns import DiscountedReturns
+from harness.models.normalise import LIMIT, Normaliser
 
 
 @settings(deadline=None)
