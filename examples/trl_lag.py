@@ -18,7 +18,12 @@ import numpy as np
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    Qwen3Config,
+)
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 from harness.environments.tokens import NUM_TOKENS, Sort
@@ -141,6 +146,7 @@ def train(
         weight_transfer=rollouts.transfer,
     )
     rollouts.attach(trainer)
+    trainer.remove_callback(PrinterCallback)  # metrics.jsonl has each record
     trainer.train(resume_from_checkpoint=resume)
     return rollouts, trainer
 
