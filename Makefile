@@ -147,15 +147,17 @@ $(PEERS): requirements-peers.lock
 	.venv-peers/bin/python -m pip install -r requirements-peers.lock
 	@touch $@
 
-# Single modules of these packages are loaded, so what they depend on is left out.
+# Single modules of these packages are loaded, so what they depend on, and the Python that they ask
+# for, is left out.
 $(CONTROLLERS): requirements-controllers.lock benchmarks/controllers/repositories.txt
 	$(prepare)
-	.venv-controllers/bin/python -m pip install --no-deps -r requirements-controllers.lock
+	.venv-controllers/bin/python -m pip install --no-deps --ignore-requires-python \
+		-r requirements-controllers.lock
 	@rm -rf .venv-controllers/repositories && mkdir .venv-controllers/repositories
 	@grep -v '^#' benchmarks/controllers/repositories.txt | while read name url commit; do \
 		echo "fetching $$url"; \
 		git clone -q --filter=blob:none --no-checkout $$url .venv-controllers/repositories/$$name && \
-		git -C .venv-controllers/repositories/$$name checkout -q $$commit; done
+		git -C .venv-controllers/repositories/$$name checkout -q $$commit || exit 1; done
 	@touch $@
 
 $(TRL): requirements-trl.lock pyproject.toml
