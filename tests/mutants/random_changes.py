@@ -232,9 +232,11 @@ class Touches:
         for name in getattr(item, "fixturenames", ()):
             self.users[name].add(self.function)
         start = sum(os.times()[:4])
+        self.coverage.start()  # anew for each test, since some take the tracer away
         self.coverage.switch_context(self.function)
         result = yield
         self.coverage.switch_context("")
+        self.coverage.stop()
         self.seconds[self.function] += sum(os.times()[:4]) - start
         return result
 
@@ -275,9 +277,7 @@ class Touches:
 def measure_touches(file: Path, tests: Sequence[str]) -> None:
     """Run tests once."""
     touches = Touches()
-    touches.coverage.start()
     pytest.main([*PYTEST, *tests], plugins=[touches])
-    touches.coverage.stop()
     touches.save(file)
 
 
