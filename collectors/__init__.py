@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collectors.remote.ray import RayCollector as RayCollector
     from collectors.remote.rpc import RPCCollector as RPCCollector
     from collectors.schedule.recording import RecordedSchedule as RecordedSchedule
-    from collectors.schedule.simulator import Simulator as Simulator
-    from collectors.simulated import SimulatedCollector as SimulatedCollector
+    from collectors.simulation.collector import SimulatedCollector as SimulatedCollector
+    from collectors.simulation.simulator import Simulator as Simulator
     from collectors.single import Collector as Collector
 
 _WHERE = {
@@ -49,8 +49,8 @@ _WHERE = {
     "RayCollector": "remote.ray",
     "RecordedSchedule": "schedule.recording",
     "ReplayBuffer": "data.replay_buffer",
-    "SimulatedCollector": "simulated",
-    "Simulator": "schedule.simulator",
+    "SimulatedCollector": "simulation.collector",
+    "Simulator": "simulation.simulator",
     "next_observations": "data.next_observations",
     "next_values": "data.next_observations",
 }

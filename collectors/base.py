@@ -26,7 +26,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from collectors.annotations import shown
 from collectors.data.batch import (
     BatchSpan,
     WorkerBatch,
@@ -37,13 +36,20 @@ from collectors.data.batch import (
     split,
 )
 from collectors.in_process import InProcessPool
-from collectors.options import ASYNC, Options, check_factory, count_workers, per_worker
+from collectors.options.check_types import shown
+from collectors.options.collector_options import (
+    ASYNC,
+    Options,
+    check_factory,
+    count_workers,
+    per_worker,
+)
+from collectors.options.signatures import Arguments, takes
 from collectors.rollout.frame_block import FrameLayout
 from collectors.rollout.policy import warn_of_training_mode
 from collectors.rollout.seeds import Seeds, check_seed, fresh_seed, next_seed
 from collectors.rollout.spaces import Key
 from collectors.schedule.recording import Recorder
-from collectors.signatures import Arguments, takes
 from collectors.weights.chain import Chain
 from collectors.weights.model_ids import check_apart, find_model, sends_weights
 from collectors.weights.publisher import Publisher

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from collectors.data.batch import BatchSpan, Trajectories, WorkerBatch
-from collectors.options import Options, per_worker
+from collectors.options.collector_options import Options, per_worker
+from collectors.options.rollout_options import RolloutOptions
 from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, allocate
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller
-from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams, untouched_streams
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import WeightReceiver

@@ -11,8 +11,8 @@ from tensordict import TensorDict
 
 from collectors.base import BaseCollector
 from collectors.data.batch import Trajectories, WorkerBatch
-from collectors.options import ASYNC, SYNC, per_worker, share_frames
-from collectors.signatures import MultiArguments, function_takes
+from collectors.options.collector_options import ASYNC, SYNC, per_worker, share_frames
+from collectors.options.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
 from collectors.workers.pool import WorkerPool

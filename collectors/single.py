@@ -15,7 +15,7 @@ from torch import nn
 from collectors.base import BaseCollector
 from collectors.data.batch import WorkerBatch
 from collectors.in_process import InProcessPool, InProcessWorker, closed_on_error
-from collectors.options import SINGLE, steps_of
+from collectors.options.collector_options import SINGLE, steps_of
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.policy import PolicyCaller, shift_worker
 from collectors.rollout.shared_counters import FRAMES

@@ -34,8 +34,8 @@ from benchmarks import sync_remote  # noqa: E402
 from benchmarks.models import MODEL_WIDTHS, build_model  # noqa: E402
 from benchmarks.sync_latency import receive_idle  # noqa: E402
 from benchmarks.sync_remote import Lockstep, Workers, serve, start_ray  # noqa: E402
-from collectors.schedule.network import Network, Transfers, Version  # noqa: E402
-from collectors.schedule.simulated_pool import VirtualClock  # noqa: E402
+from collectors.simulation.network import Network, Transfers, Version  # noqa: E402
+from collectors.simulation.simulated_pool import VirtualClock  # noqa: E402
 from sync import Link, WeightSyncScheme  # noqa: E402
 from sync.remote import rpc_group  # noqa: E402
 

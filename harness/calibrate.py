@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectors.schedule.costs import Cost, Costs
 from collectors.schedule.recording import Delivery
-from collectors.schedule.simulator import Simulator
+from collectors.simulation.costs import Cost, Costs
+from collectors.simulation.simulator import Simulator
 from harness.config.stored import read_options
 from harness.files import one_line
 from harness.measures.metrics import lag_figures

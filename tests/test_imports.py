@@ -61,6 +61,12 @@ ABOVE = {
     "harness/algorithms/": ("environments", "logging", "run", "config", "report"),
     "harness/logging/": ("algorithms", "config", "report"),
 }
+# The folders of collectors/: each may import those before it, and the last two not each other.
+FOLDERS = ("options", "weights", "rollout", "data", "schedule", "workers", "remote", "simulation")
+for place, folder in enumerate(FOLDERS):
+    later = [*FOLDERS[place + 1 :], *(["remote"] if folder == "simulation" else [])]
+    names = [f"collectors.{name}" for name in later]
+    FORBIDDEN = {f"collectors/{folder}/": (*FORBIDDEN["collectors/"], *names), **FORBIDDEN}
 # What only some of that code may import.
 RESERVED = {
     "wandb": ("harness/logging",),
@@ -245,6 +251,8 @@ def test_forbidden_imports_are_found_in_every_form(tmp_path):
         ("harness/a.py", "from benchmarks import models"),
         ("lockstep_check/a.py", "import sync"),
         ("lockstep_check/a.py", "def f():\n    import numpy"),
+        ("collectors/data/a.py", "from collectors.workers.messages import Filled"),
+        ("collectors/simulation/a.py", "def f():\n    import collectors.remote.host"),
         ("sync/ray.py", "class A:\n    import ray"),
         ("sync/rpc.py", "from torch.distributed.rpc import rpc_sync"),
         ("examples/a.py", "def f():\n    import stable_baselines3"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from collectors.schedule.costs import Cost
+from collectors.simulation.costs import Cost
 from lockstep_check.ages import age
 
 

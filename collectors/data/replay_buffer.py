@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from collectors.annotations import is_whole
+from collectors.options.check_types import is_whole
 from collectors.rollout.spaces import key_of, name_of
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from collectors.base import BaseCollector
 from collectors.data.batch import Trajectories
-from collectors.options import (
+from collectors.options.collector_options import (
     ASYNC,
     NEVER_DONE,
     NO_POLICY,
@@ -21,8 +21,7 @@ from collectors.options import (
     per_worker,
     share_frames,
 )
-from collectors.remote.launcher import Launcher
-from collectors.remote.options import (
+from collectors.options.remote_options import (
     RemoteArguments,
     RemoteOptions,
     kind_of,
@@ -30,8 +29,8 @@ from collectors.remote.options import (
     spread,
     taken,
 )
-from collectors.remote.remote_handle import RemoteHandle
-from collectors.signatures import takes
+from collectors.options.signatures import takes
+from collectors.remote.remote_handle import Launcher, RemoteHandle
 from collectors.weights.model_ids import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
@@ -42,9 +41,9 @@ from sync import WeightSyncScheme
 class RemoteCollector(BaseCollector):
     """Workers elsewhere make batches all together (sync), or those of each collector separately.
 
-    Each worker is a process of its own, the engine's peer of the same number. `num_collectors`,
-    `num_workers_per_collector`, `sync` and `collector_class` are explained in `remote/options.py`,
-    all other options in `collectors/options.py`.
+    Each worker is a process of its own, the engine's peer of the same number. In
+    `collectors/options/`, `remote_options.py` explains `num_collectors`, `sync`, `collector_class`
+    and `num_workers_per_collector`, and `collector_options.py` all other options.
     """
 
     _scheme_class: type[WeightSyncScheme]  # of the engine that reaches the workers

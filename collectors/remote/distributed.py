@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from collectors.options.signatures import takes
 from collectors.remote import process_group
 from collectors.remote.base import RemoteCollector
-from collectors.remote.launcher import Launcher
 from collectors.remote.process_group import Joining, JoiningArguments
-from collectors.signatures import takes
+from collectors.remote.remote_handle import Launcher
 from sync import DistributedWeightSyncScheme
 from sync.remote import gloo
 

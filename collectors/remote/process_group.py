@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from collectors.annotations import Port, check_fields
-from collectors.options import Options
+from collectors.options.check_types import Port, check_fields
+from collectors.options.collector_options import Options
+from collectors.options.remote_options import RemoteArguments, taken
 from collectors.remote.host import close_all
-from collectors.remote.launcher import Launcher
 from collectors.remote.local_processes import Processes
-from collectors.remote.options import RemoteArguments, taken
+from collectors.remote.remote_handle import Launcher
 from collectors.remote.torchrun_ranks import Ranks, check_launcher
 from collectors.workers.handle import CannotReplace
 from collectors.workers.start_process import ignore_signals

@@ -14,12 +14,12 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from collectors.annotations import check_fields
-from collectors.options import per_worker
+from collectors.options.check_types import check_fields
+from collectors.options.collector_options import per_worker
+from collectors.options.remote_options import RemoteArguments, taken
+from collectors.options.signatures import takes
 from collectors.remote.base import RemoteCollector
-from collectors.remote.launcher import Launcher
-from collectors.remote.options import RemoteArguments, taken
-from collectors.signatures import takes
+from collectors.remote.remote_handle import Launcher
 from collectors.workers.handle import CannotReplace
 from sync import RayWeightSyncScheme
 from sync.remote.ray import LEFT, RayEngine, is_connected, use_token_authentication

@@ -9,6 +9,7 @@ import contextlib
 import secrets
 import threading
 import traceback
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable, Mapping
 from concurrent.futures import Future
@@ -20,7 +21,6 @@ import torch
 from collectors.data.batch import Trajectories
 from collectors.remote import host
 from collectors.remote.host import RemoteSetup, Report
-from collectors.remote.launcher import Launcher
 from collectors.rollout.frame_block import FrameBlock, from_message
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
@@ -29,10 +29,24 @@ from collectors.workers.worker_spec import WorkerSpec, pickled
 from sync.errors import WorkerTimeout
 from sync.local.memory import tensor_over
 from sync.local.waiting import Doorbell
-from sync.remote.engine import PeerDied
+from sync.remote.engine import Engine, PeerDied
 
 _BEAT_S = 1.0  # how often a worker that sends nothing gives a sign of life
 _END_S = 1.0
+
+
+class Launcher(ABC):
+    """Processes of workers, started by the constructor; worker i is the engine's peer i."""
+
+    engine: Engine
+
+    @abstractmethod
+    def replace(self, worker: int) -> None:
+        """End a worker's process, if it lives, and start another; or raise `CannotReplace`."""
+
+    @abstractmethod
+    def close(self, timeout: float) -> None:
+        """End the processes that were started here; a second call does nothing."""
 
 
 class RemoteHandle(WorkerHandle):

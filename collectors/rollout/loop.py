@@ -17,6 +17,7 @@ import torch
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from collectors.options.rollout_options import RolloutOptions, interaction_type
 from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.history import History
@@ -26,11 +27,9 @@ from collectors.rollout.policy import (
     NEXT,
     PolicyCaller,
     exploring,
-    interaction_type,
     shown,
 )
 from collectors.rollout.policy_state import PolicyState
-from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.rollout.shared_counters import (
     ACTING,

@@ -10,10 +10,10 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 
+from collectors.options.rollout_options import RolloutOptions
 from collectors.rollout.environment import Environments, OneEnv
 from collectors.rollout.episode_replay import writes_files
 from collectors.rollout.infos import Infos
-from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, untouched_streams
 from collectors.rollout.spaces import name_of, text_keys
 from collectors.rollout.vector_environment import adapt_vector

@@ -23,8 +23,8 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 
+from collectors.options.rollout_options import RolloutOptions
 from collectors.rollout.device_transfer import DeviceTransfer, device_of
-from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.spaces import Key, Leaf, as_key
 
 ACTION: Key = ("action",)
@@ -187,18 +187,6 @@ def _is_noisy(module: nn.Module) -> bool:
     rate = module.p if isinstance(module, _DROPOUTS) else getattr(module, "dropout", 0)
     drops = isinstance(rate, int | float) and rate > 0
     return module.training and (drops or isinstance(module, _BATCH_NORMS))
-
-
-def interaction_type(name: str | InteractionType) -> InteractionType:
-    """The tensordict constant for an exploration type."""
-    if isinstance(name, InteractionType):
-        return name
-    try:
-        return InteractionType.from_str(str(name).lower())
-    except (ValueError, NotImplementedError, KeyError):
-        raise ValueError(
-            f"exploration_type={name!r}: it is one of random, mode, mean, deterministic"
-        ) from None
 
 
 def exploring(how: InteractionType) -> set_interaction_type:

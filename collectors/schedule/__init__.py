@@ -1,3 +1,3 @@
-"""Schedules: whose batch comes next and which version acts at which step, recorded or simulated."""
+"""Schedules: in which order batches come and which version acts at which step, recorded."""
 
 import sync  # noqa: F401 - before anything here that imports tensordict

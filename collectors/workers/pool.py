@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from collectors.data.batch import BatchSpan, WorkerBatch
-from collectors.options import Options
+from collectors.options.collector_options import Options
 from collectors.rollout.environment import Restored
 from collectors.rollout.seeds import Seeds
 from collectors.schedule.recording import Recorder

@@ -32,13 +32,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from collectors.options import steps_of
+from collectors.options.collector_options import steps_of
+from collectors.options.rollout_options import RolloutOptions
 from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, shift_worker
-from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.rollout.shared_counters import (
     CUT,

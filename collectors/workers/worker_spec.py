@@ -10,8 +10,8 @@ from typing import Any
 import cloudpickle
 import torch
 
-from collectors.options import Options
-from collectors.rollout.rollout_options import RolloutOptions
+from collectors.options.collector_options import Options
+from collectors.options.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds
 from sync.local.memory import AnonymousMemory, as_bytes
 

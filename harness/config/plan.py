@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from collectors.annotations import hints
+from collectors.options.check_types import hints
 from harness.config.compose import Place, quoted, resumed_run
 from harness.config.explain import explained
 from harness.config.replay import check_replay, follow_recording

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from collectors import SimulatedCollector
-from collectors.schedule.simulator import Simulator, Span
+from collectors.simulation.simulator import Simulator, Span
 from harness.logging import Logger, Metrics, RunInfo
 from harness.measures.meters import Histogram
 from harness.options.loggers import TraceConfig

@@ -4,7 +4,7 @@
 neither torch nor gymnasium nor hydra, so that `--help` and completion are fast.
 """
 
-from collectors.annotations import (
+from collectors.options.check_types import (
     Count,
     NonNegative,
     NonNegativeInt,

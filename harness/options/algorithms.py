@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from collectors.annotations import Count, NonNegative, NonNegativeInt, Positive, Range, Share
+from collectors.options.check_types import (
+    Count,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    Range,
+    Share,
+)
 from harness.errors import ConfigError
 from harness.options.base import Options, linked
 from harness.options.models import ImageConfig

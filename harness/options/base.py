@@ -1,6 +1,6 @@
 """Options are dataclasses: their base, defaults and comments, and how plain data becomes options.
 
-They are annotated as `collectors/annotations.py` says, and may hold dataclasses.
+They are annotated as `collectors/options/check_types.py` says, and may hold dataclasses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from collectors.annotations import Checker, Mismatch, hints
+from collectors.options.check_types import Checker, Mismatch, hints
 from harness.errors import ConfigError, nearest, show, suggest
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from collectors.annotations import (
+from collectors.options.check_types import (
     Count,
     NonNegative,
     NonNegativeInt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from collectors.annotations import Positive
+from collectors.options.check_types import Positive
 from harness.errors import ConfigError, require
 from harness.options.base import Options
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from collectors.annotations import Count
+from collectors.options.check_types import Count
 from harness.options.base import Options
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from collectors.annotations import Count, NonNegativeInt, Range, Seconds
+from collectors.options.check_types import Count, NonNegativeInt, Range, Seconds
 from harness.errors import ConfigError, show
 from harness.options.algorithms import AlgorithmConfig
 from harness.options.base import Options

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from collectors.annotations import (
+from collectors.options.check_types import (
     Count,
     Milliseconds,
     NonNegative,
@@ -60,7 +60,7 @@ class CostsConfig(Options):
 
     def make(self) -> Any:
         """The `Costs`. `ConfigError` for an impossible distribution."""
-        from collectors.schedule.costs import Cost, Costs, Stragglers
+        from collectors.simulation.costs import Cost, Costs, Stragglers
 
         costs = {}
         for name in (f.name for f in fields(self) if f.name != "stragglers"):
@@ -86,7 +86,7 @@ class NetworkConfig(Options):
 
     def make(self) -> Any:
         """The `Network`."""
-        from collectors.schedule.network import Network
+        from collectors.simulation.network import Network
 
         return Network(**asdict(self))
 
@@ -102,7 +102,7 @@ class FailureConfig(Options):
 
 def make_failures(failures: Sequence[FailureConfig], num_workers: int) -> list[Any]:
     """The `Failure`s by time. `ConfigError` for one of a worker that is down or does not exist."""
-    from collectors.schedule.simulated_pool import Failure, checked
+    from collectors.simulation.simulated_pool import Failure, checked
 
     try:
         return checked([Failure(**asdict(one)) for one in failures], num_workers)
@@ -155,7 +155,7 @@ class SimulatedConfig(CollectorConfig):
 
     def simulator(self, config: Any) -> Any:
         """The simulated schedule. `ConfigError` for impossible costs or failures."""
-        from collectors.schedule.simulator import Simulator
+        from collectors.simulation.simulator import Simulator
 
         link = getattr(config.sync, "link", None)
         return Simulator(

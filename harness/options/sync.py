@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from collectors.annotations import Count, NonNegative, NonNegativeInt, Positive, Seconds, Share
+from collectors.options.check_types import (
+    Count,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    Seconds,
+    Share,
+)
 from harness.errors import ConfigError, ImpossiblePair, show, suggest
 from harness.options.base import Options, linked
 

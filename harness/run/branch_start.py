@@ -19,7 +19,7 @@ import torch
 from gymnasium.utils import seeding
 from torch import Tensor
 
-from collectors.options import ASYNC, SIMULATED
+from collectors.options.collector_options import ASYNC, SIMULATED
 from collectors.rollout.seeds import Seeds, Streams, next_seed, untouched_streams
 from harness.files import check_ordinary, read_json, sync_folder
 from harness.options.run import Config

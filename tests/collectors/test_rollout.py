@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from collectors.options.rollout_options import RolloutOptions
 from collectors.rollout.frame_block import allocate, map_blocks
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller
-from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, untouched_streams
 from collectors.rollout.spaces import is_reserved
 from collectors.weights.receiver import WeightReceiver

@@ -11,7 +11,7 @@ from mypy import api
 
 import collectors
 from collectors import MultiCollector
-from collectors.options import Options
+from collectors.options.collector_options import Options
 
 LOCAL = ("Collector", "MultiSyncCollector", "MultiAsyncCollector", "MultiCollector")
 REMOTE = {

@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from collectors.schedule.costs import Cost, Costs
-from collectors.schedule.simulator import Simulator
+from collectors.simulation.costs import Cost, Costs
+from collectors.simulation.simulator import Simulator
 from harness.calibrate import calibrate, drive, main, spread
 from harness.config.plan import plan_run
 from harness.files import to_yaml

@@ -59,8 +59,8 @@ def is_weights(node: ast.expr) -> bool:
 
 def test_nothing_else_subtracts_versions():
     """Numbering versions anew, as a resumed run does, is no age."""
-    numbering = {"collectors/weights/publisher.py", "collectors/schedule/versions.py"}
-    numbering |= {"collectors/schedule/simulator.py", "collectors/data/prioritised_replay.py"}
+    numbering = {"collectors/weights/publisher.py", "collectors/simulation/virtual_weights.py"}
+    numbering |= {"collectors/simulation/simulator.py", "collectors/data/prioritised_replay.py"}
     places = [
         f"{path}:{line}"
         for room in SHIPPED

@@ -14,7 +14,7 @@ import torch
 
 from collectors.remote import host
 from collectors.remote.base import RemoteCollector
-from collectors.remote.launcher import Launcher
+from collectors.remote.remote_handle import Launcher
 from sync import RPCWeightSyncScheme, WorkerRaised
 from tests.collectors.remote.support import host_pids
 from tests.collectors.remote.test_failures import gather, troubled

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from collectors.schedule.costs import Cost, Stragglers
-from collectors.schedule.network import Network
-from collectors.schedule.simulated_pool import Failure
+from collectors.simulation.costs import Cost, Stragglers
+from collectors.simulation.network import Network
+from collectors.simulation.simulated_pool import Failure
 from harness.errors import ConfigError, ImpossiblePair
 from harness.options.base import build
 from harness.options.simulated import SimulatedConfig

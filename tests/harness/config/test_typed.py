@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from collectors.annotations import NonNegative, Positive, Share
+from collectors.options.check_types import NonNegative, Positive, Share
 from harness.errors import ConfigError, nearest, suggest
 from harness.options.base import build, paths
 

@@ -11,9 +11,9 @@ import math
 import numpy as np
 import pytest
 
-from collectors.schedule.costs import Cost, Costs
-from collectors.schedule.simulator import Simulator
-from tests.collectors.schedule.driving import drive
+from collectors.simulation.costs import Cost, Costs
+from collectors.simulation.simulator import Simulator
+from tests.collectors.simulation.driving import drive
 
 BATCHES = 20_000
 BATCH_MS = 10.0

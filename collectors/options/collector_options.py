@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from collectors.annotations import (
+from collectors.options.check_types import (
     Count,
     NonNegativeInt,
     PositiveShare,
@@ -19,8 +19,7 @@ from collectors.annotations import (
     is_list,
     shown,
 )
-from collectors.rollout.policy import interaction_type
-from collectors.rollout.rollout_options import PolicyOptions, RolloutOptions
+from collectors.options.rollout_options import PolicyOptions, RolloutOptions, interaction_type
 from sync import (
     HogwildWeightSyncScheme,
     LocalWeightUpdaterBase,

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from collectors.schedule.costs import Cost, Costs, Stragglers
-from collectors.schedule.network import Network
 from collectors.schedule.recording import Delivery, PlannedBatch
-from collectors.schedule.simulated_pool import Failure
-from collectors.schedule.simulator import Simulator
-from collectors.schedule.versions import RANDOM_VERSION, random_steps
+from collectors.simulation.costs import Cost, Costs, Stragglers
+from collectors.simulation.network import Network
+from collectors.simulation.simulated_pool import Failure
+from collectors.simulation.simulator import Simulator
+from collectors.simulation.virtual_weights import RANDOM_VERSION, random_steps
 from sync import Link
-from tests.collectors.schedule.driving import drive
+from tests.collectors.simulation.driving import drive
 
 
 def make(num_workers=2, num_steps=4, batches_ahead=1, costs=None, **options):

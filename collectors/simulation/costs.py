@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from collectors.annotations import Milliseconds, Positive, Share, check_fields
+from collectors.options.check_types import Milliseconds, Positive, Share, check_fields
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["constant", "uniform", "normal", "lognormal", "exponential", "gamma"]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from collectors import SimulatedCollector, Simulator
-from collectors.schedule.costs import Cost, Costs
-from collectors.schedule.simulated_pool import Failure
+from collectors.simulation.costs import Cost, Costs
+from collectors.simulation.simulated_pool import Failure
 from sync import Lag, SimulatedWeightSyncScheme
 from tests.collectors.support import (
     Checker,

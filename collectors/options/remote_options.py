@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from collectors.annotations import Count, check_fields, is_list
-from collectors.options import ASYNC, SINGLE, SYNC, as_device, per_worker
-from collectors.signatures import Arguments
+from collectors.options.check_types import Count, check_fields, is_list
+from collectors.options.collector_options import ASYNC, SINGLE, SYNC, as_device, per_worker
+from collectors.options.signatures import Arguments
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from collectors.schedule.costs import Cost, Costs, LearnerTimes, StepTimes, Stragglers
+from collectors.simulation.costs import Cost, Costs, LearnerTimes, StepTimes, Stragglers
 
 COUNT = 40_000
 

@@ -19,17 +19,17 @@ from typing import Any
 
 from torch import nn
 
-from collectors.annotations import is_list
 from collectors.base import BaseCollector, ends_on_interrupt
 from collectors.data.batch import WorkerBatch
 from collectors.in_process import InProcessPool, InProcessWorker, closed_on_error
-from collectors.options import SIMULATED, share_frames, steps_of
+from collectors.options.check_types import is_list
+from collectors.options.collector_options import SIMULATED, share_frames, steps_of
+from collectors.options.signatures import Arguments, takes
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.policy import PolicyCaller, shift_worker
 from collectors.schedule.recording import PlannedBatch, RecordedSchedule
-from collectors.schedule.simulator import Simulator
-from collectors.schedule.versions import PlannedReceiver, Versions, random_steps
-from collectors.signatures import Arguments, takes
+from collectors.simulation.simulator import Simulator
+from collectors.simulation.virtual_weights import PlannedReceiver, Versions, random_steps
 from collectors.weights.model_ids import copied
 from collectors.weights.publisher import Publisher
 from sync import SimulatedWeightSyncScheme

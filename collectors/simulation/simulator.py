@@ -24,10 +24,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from collectors.schedule.costs import Costs, LearnerTimes, StepTimes
-from collectors.schedule.network import Network, Transfers, Version
 from collectors.schedule.recording import Delivery, PlannedBatch
-from collectors.schedule.simulated_pool import (
+from collectors.simulation.costs import Costs, LearnerTimes, StepTimes
+from collectors.simulation.network import Network, Transfers, Version
+from collectors.simulation.simulated_pool import (
     ApplyAt,
     Failure,
     SimulatedBatch,

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from collectors.annotations import Count, Positive, check_fields
-from collectors.schedule.simulated_pool import VirtualClock
+from collectors.options.check_types import Count, Positive, check_fields
+from collectors.simulation.simulated_pool import VirtualClock
 from sync.effects.slow_link import Link, WorkerLink
 
 Topology = Literal["star", "tree"]

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from collectors.schedule.network import Network, Transfers, Version
-from collectors.schedule.simulated_pool import VirtualClock
+from collectors.simulation.network import Network, Transfers, Version
+from collectors.simulation.simulated_pool import VirtualClock
 from sync import Link
 
 MBPS = 8.0  # a thousand bytes a millisecond

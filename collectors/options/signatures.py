@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from collectors.options import Options
+from collectors.options.collector_options import Options
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import sync  # noqa: F401 - before tensordict
+
+# isort: split
 from tensordict.nn import InteractionType
 
-from collectors.annotations import Count, Seconds
+from collectors.options.check_types import Count, Seconds
 
 InfoKeys = Annotated[
     Sequence[str] | Mapping[str, Any],
@@ -42,3 +45,15 @@ class RolloutOptions(PolicyOptions):
     # Of a worker, to replay them; after it, new ones start
     resume_timeout: Seconds = 300.0
     info_keys: InfoKeys = ()
+
+
+def interaction_type(name: str | InteractionType) -> InteractionType:
+    """The tensordict constant for an exploration type."""
+    if isinstance(name, InteractionType):
+        return name
+    try:
+        return InteractionType.from_str(str(name).lower())
+    except (ValueError, NotImplementedError, KeyError):
+        raise ValueError(
+            f"exploration_type={name!r}: it is one of random, mode, mean, deterministic"
+        ) from None

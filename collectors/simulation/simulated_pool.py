@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from collectors.schedule.costs import StepTimes
+from collectors.simulation.costs import StepTimes
 
 ApplyAt = Literal["step", "batch", "episode"]
 
