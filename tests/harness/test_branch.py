@@ -15,10 +15,15 @@ import pytest
 import torch
 
 import run
+from collectors.rollout.environment import Environments
+from collectors.rollout.make_environment import make_environments
+from collectors.rollout.rollout_options import RolloutOptions
 from harness import reproduce
 from harness.branch.command import main
 from harness.config.plan import plan_run
+from harness.environments.factory import EnvFactory
 from harness.files import flatten, read_json, to_yaml, write_json
+from harness.options.run import EnvConfig
 from harness.run.branch_start import branch_of, seed_of, with_new_streams
 from harness.run.checkpoints import Checkpoints, read
 from harness.run_comparison import compare_records
@@ -291,3 +296,30 @@ def test_all_random_streams_of_a_start_follow_from_the_seed():
 
 def test_a_run_that_is_no_branch_has_no_origin():
     assert branch_of(stored_parent()) is None
+
+
+@pytest.mark.parametrize("vectorisation", ["sync", "none"])
+def test_episodes_under_way_go_on_and_the_next_ones_have_the_new_seeds(vectorisation):
+    """The first episodes of two branches are one; then each seed has its own."""
+
+    def courses(state: dict[str, Any], seeds: list[int]) -> list[list[float]]:
+        environments = made_environments(vectorisation)
+        assert environments.load_state_dict({**state, "next_seeds": seeds}).is_exact
+        before = [array.copy() for array in environments.current]
+        environments.reset()
+        return [*(array.tolist() for array in before + environments.current)]
+
+    environments = made_environments(vectorisation)
+    count = environments.num_envs
+    environments.reset(seeds=list(range(count)))
+    state = environments.state_dict()
+    one, same, other = (courses(state, [seed + i for i in range(count)]) for seed in (5, 5, 50))
+    assert one == same
+    assert one[0] == other[0] == state["current"][0].tolist()
+    assert one[1] != other[1]
+
+
+def made_environments(vectorisation: str) -> Environments:
+    count = 1 if vectorisation == "none" else 2
+    factory = EnvFactory(EnvConfig(num_envs=count, vectorisation=vectorisation))
+    return make_environments(factory, {}, RolloutOptions(), worker_idx=0, seed=0)
