@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from collectors.rollout.rollout_options import RolloutOptions
 
 import run
 from collectors.rollout.environment import Environments
 from collectors.rollout.make_environment import make_environments
-from collectors.rollout.rollout_options import RolloutOptions
 from harness import reproduce
 from harness.branch.command import main
 from harness.config.plan import plan_run
