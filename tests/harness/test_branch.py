@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from collectors.rollout.rollout_options import RolloutOptions
 
 import run
+from collectors.options.rollout_options import RolloutOptions
 from collectors.rollout.environment import Environments
 from collectors.rollout.make_environment import make_environments
 from harness import reproduce
