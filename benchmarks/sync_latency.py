@@ -367,8 +367,9 @@ def main() -> int:
     print(f"Blocking send to {WORKERS} workers, p50 / p95 in ms ({about}):\n")
     print(table(rows, peers=peers))
     print(f"\n{NOTES}\n")
+    print("Medians in ms. pack: check and copy. Of the slower worker, wake: from the publication")
     print(
-        "Its parts: pack, publish; in the slower worker, from there to seen, applied, heard of:\n"
+        "until it saw the version; apply: until it used it; ack: until the trainer knew, in all.\n"
     )
     print(stages_table(rows) + "\n")
     print("\n".join(filter(None, (aim.verdict(rows) for aim in AIMS))))
