@@ -441,7 +441,7 @@ class Runner:
         else:
             self._timed_from = self.frames
         for name, meter in self.meters.items():
-            if name in state:  # checkpoints of earlier versions lack some
+            if name in state or name != "state_age":  # checkpoints of earlier versions lack it
                 meter.load_state_dict(state[name])
         streams = Streams()
         streams.load_state_dict(state["streams"])
