@@ -88,9 +88,12 @@ class SenderChannel(ABC):
     mechanism: how versions travel, in a few words; `scheme.stats` reports it.
     handout: what a worker's process needs to create its half; it is pickled with the scheme.
     moved: versions and bytes by mechanism: {"shared memory": {"versions": 3, "bytes": 54000}}.
+    keeps_last: whether a version is written beside the last one, and not over it. Then weights are
+        checked while they are copied; else all are checked before the first is.
     """
 
     mechanism: str = "unnamed"
+    keeps_last: bool = False
 
     def __init__(self, layout: Layout, num_workers: int):
         self.layout = layout

@@ -173,11 +173,12 @@ class Sender:
         begun = now_ns()
         bindings = [(self._bind(weights), workers) for weights, workers in _distinct(plan)]
         check = self.pipeline.finite_check(self._check_finite)
-        if not self._same_for_all:  # blocks that successors would get may be overwritten
+        spares = self._same_for_all and self.channel.keeps_last
+        if not spares:  # blocks that successors would get are overwritten: check all weights first
             for binding, _ in bindings:
                 binding.check(check)
             check = False
-        taken = self.pipeline.taken(self._blocks_to_keep())
+        taken = self.pipeline.taken(self._blocks_to_keep(plan, spares))
         parcels = []
         for binding, workers in bindings:
             parcels.append(Parcel(self.pipeline.free_block(taken), workers))
@@ -195,17 +196,23 @@ class Sender:
             for worker in workers:
                 self.workers[worker].sent(block, self.layout.nbytes - nbytes)
 
-    def _blocks_to_keep(self) -> list[Snapshot]:
+    def _blocks_to_keep(self, plan: Plan, spares: bool) -> list[Snapshot]:
         """Those that a worker, or a process that replaces it, may still need.
 
-        Where each worker has its own weights, only until it has copied them: a successor gets a new
-        version, and memory holds no copy for each worker.
+        spares: a version that is refused must not have been written over what a worker was sent
+            last. Else that is overwritten once the worker has copied it: it takes less memory.
         """
+        addressed = {worker for _, workers in plan for worker in workers}
         return [
             record.last
             for record in self.workers
             if record.last is not None
-            and (record.waiting or self._same_for_all or not self.pipeline.is_direct)
+            and (
+                record.waiting
+                or not self.pipeline.is_direct
+                or spares
+                or (self._same_for_all and record.index not in addressed)
+            )
         ]
 
     def _bind(self, weights: Weights) -> Binding:

@@ -163,6 +163,7 @@ class SharedMemSender(LocalSender):
     """Announces versions on a board that workers read on their own."""
 
     mechanism = "shared memory"
+    keeps_last = True
 
     def __init__(self, layout: Layout, num_workers: int, *, zero_copy: bool = False):
         # Each worker can hold three blocks: its latest, the one in use, and the one that it
