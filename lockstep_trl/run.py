@@ -338,6 +338,8 @@ class RunRecord(Stateful, TrainerCallback):
         if step and (path / "config.yaml").exists():
             self.run_dir = RunDir.reopen(path, config=config)
             self.run_dir.cut_metrics(self.counts["used"], self.counts["used"])
+        elif RunDir(path).is_done():
+            raise ValueError(f"run_dir={path} holds a finished run; name another directory")
         else:
             self.run_dir = RunDir.open(path, config=config, manifest=about)
         self._metrics = JsonlLogger(self.run_dir.metrics)

@@ -33,6 +33,12 @@ def test_a_lag_that_trl_would_drop(run):
         run("dropped", lag=Lag("uniform", low=0, high=6), max_staleness=4)
 
 
+def test_a_directory_of_a_finished_run(run):
+    run("done", lag=0)
+    with pytest.raises(ValueError, match=r"run_dir=.*done holds a finished run; name another dir"):
+        run("done", lag=1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
