@@ -682,7 +682,7 @@ class Chosen(nn.Module):
         return self.layer(observation).argmax(-1)
 
 
-def annotated(note):
+def of_type(note):
     def policy(frame): ...
 
     policy.__annotations__["frame"] = note
@@ -692,12 +692,12 @@ def annotated(note):
 @pytest.mark.parametrize(
     ("policy", "takes"),
     [
-        (annotated(TensorDict), True),
-        (annotated(TensorDictBase), True),
-        (annotated("tensordict.TensorDictBase"), True),
-        (annotated("TensorDict"), True),
-        (annotated(torch.Tensor), False),
-        (annotated("torch.Tensor"), False),
+        (of_type(TensorDict), True),
+        (of_type(TensorDictBase), True),
+        (of_type("tensordict.TensorDictBase"), True),
+        (of_type("TensorDict"), True),
+        (of_type(torch.Tensor), False),
+        (of_type("torch.Tensor"), False),
         (lambda td: td, True),
         (lambda tensordict: tensordict, True),
         (lambda frame: frame, False),

@@ -9,9 +9,11 @@ import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -428,9 +430,8 @@ if __name__ == "__main__":
 
 @LONG
 def test_the_fork_server_of_a_killed_trainer_leaves_no_socket(tmp_path):
-    script, temporary = tmp_path / "listening.py", tmp_path / "tmp"
-    script.write_text(LISTENING)
-    temporary.mkdir()
+    script, temporary = tmp_path / "listening.py", Path(tempfile.mkdtemp(dir="/tmp"))
+    script.write_text(LISTENING)  # and the folder's path is short, as that of a socket has to be
     program = subprocess.Popen(
         [sys.executable, str(script)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
@@ -449,3 +450,4 @@ def test_the_fork_server_of_a_killed_trainer_leaves_no_socket(tmp_path):
         program.kill()
         program.wait()
         program.stdout.close()
+        shutil.rmtree(temporary)
