@@ -101,7 +101,7 @@ def row(setup: Setup, results: list[Outcome]) -> str:
     """The line of the table."""
     worst = max(results, key=lambda result: max(result.worst.ages))
     oldest = max(worst.worst.ages)
-    bound = "none" if setup.most is None else f"{setup.bound} = {setup.most}"
+    bound = setup.bound if setup.most is None else f"{setup.bound} = {setup.most}"
     cells = [
         f"{setup.framework} `{setup.option}`",
         setup.unit,
@@ -123,7 +123,7 @@ def row(setup: Setup, results: list[Outcome]) -> str:
 def head() -> str:
     """The first lines of the table."""
     names = [
-        *("framework and option", "unit", "judged at", "hard bound", "oldest"),
+        *("framework and option", "unit", "judged at", "stated bound", "oldest"),
         *(f"{workload.name}: above (oldest)" for workload in WORKLOADS),
         *("mean age", "dropped at most", "time of an update at most", "oldest under"),
     ]

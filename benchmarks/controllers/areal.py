@@ -44,7 +44,7 @@ def setups() -> list[Setup]:
                 "This ensures that by the time samples are consumed, they won't exceed the maximum "
                 "allowed staleness."
             ),
-            source="infra/staleness_manager.py:94-95",
+            source="infra/staleness_manager.py:96-97",
             bound="η",
             most=LIMIT,
             theirs="StalenessManager",

@@ -35,7 +35,7 @@ class Meta:
 PROMISES = {
     "WindowedSampler": (
         "Max weight-version gap a selected group may have from the trainer.",
-        "staleness_sampler.py:494",
+        "staleness_sampler.py:489",
         "use, in versions",
     ),
     "WeightFifoSampler": (
@@ -47,7 +47,7 @@ PROMISES = {
     "ReadyFirstSampler": (
         "How far generation may run ahead of the trainer, in dispatch batches. Every already-"
         "admitted group remains selectable.",
-        "staleness_sampler.py:502, :393",
+        "staleness_sampler.py:497, :392",
         "admission, in batches",
     ),
 }

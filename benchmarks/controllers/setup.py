@@ -16,7 +16,8 @@ class Setup:
     """An option that limits staleness, at one setting.
 
     promise: the framework's own words, from `source`, a file and its lines.
-    bound: the most that an age can be by the framework's own words or formula; `most` is its value.
+    bound: the most that an age can be by the framework's own words or formula, as the table has it;
+        `most` is its value, or None.
     theirs: what of the framework runs; ours: what is a model of it.
     """
 

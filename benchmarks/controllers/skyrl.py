@@ -34,8 +34,8 @@ def setups() -> list[Setup]:
                 "``j - i <= max_staleness_steps``. (config) A capacity rule, not a hard "
                 "**per-group** staleness guarantee. (class)"
             ),
-            source="train/config/config.py:1035-1037, train/fully_async_trainer.py:119-127",
-            bound="none",
+            source="train/config/config.py:1036-1037, train/fully_async_trainer.py:119-127",
+            bound=f"{LIMIT} (config), none (class)",
             most=None,
             theirs="_AsyncStalenessManager",
             ours="the generation workers and the training loop of its trainer, in one epoch",

@@ -48,7 +48,7 @@ def _setup(module: Any, slots: int, fraction: float | None, early: bool = False)
             if fraction is None
             else "With windowed FIFO, it may exceed this target, up to `max_offpolicy_steps`."
         ),
-        source="experiments/rl/controller.py:167-175",
+        source="experiments/rl/controller.py:171-173",
         bound="(B + W - 2) // P",
         most=(slots + window - 2) // BATCH,
         theirs="RolloutGroupWorkBuffer",

@@ -38,7 +38,7 @@ def setups() -> list[Setup]:
     return [
         Setup(
             framework="TRL 1.16.0",
-            option=f"max_staleness={LIMIT}",
+            option=f"max_staleness={LIMIT}, token_budget=-1",
             limit=LIMIT,
             unit="syncs of weights",
             measured_at="pull from the queue, a batch ahead",
@@ -46,7 +46,7 @@ def setups() -> list[Setup]:
                 "Maximum number of weight update steps a rollout sample can lag behind the current "
                 "model version before being discarded."
             ),
-            source="experimental/async_grpo/async_grpo_config.py:126-128",
+            source="experimental/async_grpo/async_grpo_config.py:127-128",
             bound="max_staleness",
             most=LIMIT,
             theirs="RolloutQueueDataset",
