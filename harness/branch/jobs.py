@@ -8,18 +8,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from harness.config.plan import RunPlan
+from harness.run.processes import end, end_with, write_to
 
-GRACE_S = 20.0  # for a run to write its checkpoint after SIGTERM
 FAILED = 1
 
 
@@ -51,21 +48,7 @@ def run_jobs(jobs: Sequence[Job], parallel: int) -> Iterator[tuple[Job, int]]:
                 running.remove((job, process))
                 yield job, FAILED if process.exitcode is None else process.exitcode
     finally:
-        _end([process for _, process in running])
-
-
-def _end(processes: Sequence[BaseProcess]) -> None:
-    """Have runs write their checkpoints; a second Ctrl-C leaves them no time for it."""
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + GRACE_S
-    for process in processes:
-        with suppress(KeyboardInterrupt):
-            process.join(max(0.0, deadline - time.monotonic()))
-        if process.is_alive():
-            deadline = time.monotonic()
-            process.kill()
-            process.join()
+        end([process for _, process in running])
 
 
 def run_job(job: Job, caller: int) -> None:
@@ -74,27 +57,11 @@ def run_job(job: Job, caller: int) -> None:
     from harness.run.execution import execute
 
     os.setsid()  # Ctrl-C in the terminal reaches the command alone, which passes it on once
-    descriptor = os.open(job.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(descriptor, stream.fileno())
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os.close(descriptor)
-    threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
+    write_to(job.output)
+    end_with(caller)
     try:
         status = execute(job.plan).exit_status
     except ConfigError as error:
         print(f"lockstep: {error}", file=sys.stderr)
         status = FAILED
     sys.exit(status)
-
-
-def _end_with(caller: int) -> None:
-    """Send SIGTERM to this process once the command has ended, even if it was killed."""
-    import select
-    import signal
-
-    with suppress(ProcessLookupError):  # it has ended already
-        select.select([os.pidfd_open(caller)], [], [])
-    while True:  # repeated, as the first may arrive before the run handles signals
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE_S)

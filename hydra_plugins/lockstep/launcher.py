@@ -16,13 +16,8 @@ import math
 import multiprocessing
 import os
 import pickle
-import select
 import signal
-import sys
-import threading
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -35,7 +30,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-GRACE_S = 20.0  # for a job to write its checkpoint after SIGTERM
+from harness.run.processes import end, end_with, write_to
+
 # What a run imports. The fork server loads it once, and forks the jobs and their workers from it.
 PRELOAD = (
     "collectors.workers.worker_loop",
@@ -161,26 +157,6 @@ def mark_failed(job: Job) -> None:
         RunDir.record_failure(job.directory, config=OmegaConf.to_yaml(job.config), error=error)
 
 
-def end(processes: Sequence[BaseProcess]) -> None:
-    """Send SIGTERM, on which runs write their checkpoints; kill those that do not end in time.
-
-    A second Ctrl-C leaves them no time.
-    """
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + GRACE_S
-    for process in processes:
-        with suppress(KeyboardInterrupt):
-            process.join(max(0.0, deadline - time.monotonic()))
-        if process.is_alive():
-            deadline = time.monotonic()
-            assert process.pid is not None
-            with suppress(ProcessLookupError):  # it has no session of its own yet
-                os.killpg(process.pid, signal.SIGKILL)
-            process.kill()
-            process.join()
-
-
 # -- in the job's process
 
 
@@ -207,25 +183,3 @@ def run_given_job(
         job_subdir_key="hydra.sweep.subdir",
     )
     result.send_bytes(cloudpickle.dumps(job))
-
-
-def write_to(file: str) -> None:
-    """Write what this process prints to a file, line by line."""
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(descriptor, stream.fileno())
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os.close(descriptor)
-
-
-def end_with(sweep_pid: int) -> None:
-    """Send SIGTERM to this process once the sweep's process has ended, even if it was killed."""
-
-    def watch() -> None:
-        with suppress(ProcessLookupError):  # it has ended already
-            select.select([os.pidfd_open(sweep_pid)], [], [])
-        while True:  # repeated, as the first may arrive before the run handles signals
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(GRACE_S)
-
-    threading.Thread(target=watch, name="lockstep-sweep", daemon=True).start()
