@@ -25,13 +25,12 @@ from sync.schemes.remote import (
 )
 from sync.schemes.shared_mem import SharedMemWeightSyncScheme
 from sync.schemes.simulated import SimulatedWeightSyncScheme
-from sync.torchrl_compat import (
+from sync.transports import MPTransport, TransportBackend
+from sync.weight_updaters import (
     LocalWeightUpdaterBase,
-    MPTransport,
     MultiProcessedRemoteWeightUpdate,
     RayRemoteWeightUpdater,
     RemoteWeightUpdaterBase,
-    TransportBackend,
     VanillaLocalWeightUpdater,
 )
 

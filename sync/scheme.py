@@ -38,6 +38,7 @@ from sync.receiver import Receiver
 from sync.schemes import scheme_class
 from sync.sender import Sender, is_by_worker
 from sync.sender_form import SenderForm, resolve_model
+from sync.transports import SchemeTransport
 from sync.verify import Verifier, check_verify
 from sync.worker_record import SendStats, WorkerRecord
 
@@ -582,6 +583,48 @@ class WeightSyncScheme:
             self._receiver.apply(weights, inplace)
         else:
             self.strategy.apply_weights(model, weights, inplace)
+
+    def prepare_weights(
+        self,
+        weights: Any = None,
+        model_id: str | None = None,
+        strategy: WeightStrategy | None = None,
+        context: Any = None,
+    ) -> Any:
+        """Weights in the strategy's form: these, or those of `context`, or those of the model."""
+        if weights is None and context is not None:
+            weights = resolve_model(context, model_id or self.model_id or "")
+        if weights is None:
+            weights = self.weights
+        return None if weights is None else (strategy or self.strategy).extract_weights(weights)
+
+    def create_transport(self, *, worker_idx: int = 0) -> SchemeTransport:
+        """This scheme as the transport of one worker."""
+        if not self.num_workers:
+            raise RuntimeError("call create_transport() between init_on_sender() and shutdown()")
+        return SchemeTransport(self, self.check_worker(worker_idx))
+
+    # -- TorchRL's older spellings
+
+    def init_on_worker(self, **arguments: Any) -> None:
+        """`init_on_receiver`."""
+        self.init_on_receiver(**arguments)
+
+    def synchronize_weights(self, **arguments: Any) -> None:
+        """`connect`."""
+        self.connect(**arguments)
+
+    def update_weights(self, weights: Any = None, workers: Any = None) -> None:
+        """`send`."""
+        self.send(weights, workers)
+
+    def create_sender(self) -> Self:
+        """The scheme, which is both a sender and a receiver."""
+        return self
+
+    create_receiver = get_sender = get_receiver = create_sender
+
+    # -- ending
 
     def shutdown(self) -> None:
         """Disconnect from the other side and release everything. A second call does nothing.
