@@ -112,6 +112,8 @@ class PPO(ActorCritic):
         rows |= {"trajectory": batch["collector", "traj_ids"], "age": age(versions, version)}
         if config.on_stale == "mask":
             rows["counts"] = usable
+        if not config.shuffle:
+            rows["time"] = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
         metrics = {
             "dropped": int((mask & ~usable).sum()),
             "explained_variance": explained_variance(returns.targets, view.value, mask),
@@ -127,9 +129,15 @@ class PPO(ActorCritic):
         return vtrace(steps, log_ratio, gamma=config.gamma, lam=config.gae_lambda, **caps)
 
     def minibatches(self, frames: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """The frames, sequences or trajectories in random order, in parts of nearly equal size."""
+        """The frames, sequences or trajectories in parts of nearly equal size.
+
+        In random order; without `shuffle` by time, and rows in their order.
+        """
         count, size = len(frames["action"]), self.config.minibatch_size
-        order = torch.randperm(count, generator=self.generator).to(self.device)
+        if self.config.shuffle:
+            order = torch.randperm(count, generator=self.generator).to(self.device)
+        else:
+            order = frames["time"].reshape(count, -1)[:, 0].argsort(stable=True)
         for places in self.layout.split(frames, order, size):
             yield self.layout.take(frames, places)
 

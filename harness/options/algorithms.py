@@ -63,6 +63,9 @@ class PPOConfig(AlgorithmConfig):
     anneal_learning_rate: bool = True  # linearly, to zero at the last frame
     epochs: Count = 4  # passes over each batch
     minibatch_size: Count = 256  # frames in one gradient step, approximately: a batch is cut evenly
+    # draw minibatches at random; false: in the order in which frames were made, so that a minibatch
+    # holds whole groups of algo=grpo if their episodes run beside each other
+    shuffle: bool = True
     gamma: Share = 0.99  # discount
     gae_lambda: Share = 0.95  # 0: one-step returns; 1: whole returns
     clip: Positive = 0.2  # how far a probability ratio may move from one

@@ -396,6 +396,25 @@ def test_each_epoch_puts_the_frames_into_other_minibatches():
         assert sorted(itertools.chain(*epoch)) == list(range(64))
 
 
+@pytest.mark.parametrize(
+    ("model", "objective"),
+    [("mlp", "behaviour"), ("mlp", "gspo"), ("lstm", "behaviour"), ("lstm", "gspo")],
+)
+def test_without_shuffling_minibatches_follow_each_other_in_time(model, objective):
+    ppo = learner(model, objective=objective, shuffle=False)
+    frames, _ = ppo.assess(rollout(ppo, model, steps=40), 0)
+    times = []
+    for _ in range(2):
+        parts = [ppo.layout.frames(part)["time"] for part in ppo.minibatches(frames)]
+        assert len(parts) > 2
+        firsts = [int(part.min()) for part in parts]
+        assert firsts == sorted(firsts)
+        assert firsts[0] < firsts[-1]
+        times.append(torch.cat(parts).tolist())
+    assert times[0] == times[1]
+    assert sorted(times[0]) == sorted(list(range(40)) * 3)
+
+
 def test_the_state_is_tensors_and_numbers_by_name():
     def check(value: Any) -> None:
         if isinstance(value, dict):
