@@ -28,6 +28,7 @@ NUM_TOKENS = 15
 class Task(ABC):
     """A kind of prompt, and how its answers are scored."""
 
+    shortest, longest = 1, 64  # of `length`
     prompt_length: int
     answer_length: int
     num_actions = 10  # digits alone
@@ -74,6 +75,8 @@ class Sort(Copy):
 class Addition(Copy):
     """Add two numbers of `length` digits: 12+94= is answered by 106."""
 
+    longest = 18  # sums are 64-bit integers
+
     def __init__(self, length: int):
         self.length = length
         self.prompt_length = 2 * length + 2
@@ -97,6 +100,7 @@ class Countdown(Task):
     and reaches the target, 0.1 if it only alternates numbers and signs, and 0 otherwise.
     """
 
+    shortest, longest = 2, 9
     num_actions = 13  # digits and signs
 
     def __init__(self, length: int):
@@ -138,10 +142,10 @@ def make_task(task: str, length: int) -> Task:
     """The task of a name."""
     if task not in TASKS:
         raise ValueError(f"task={task!r}: it is one of {', '.join(TASKS)}")
-    shortest = 2 if task == "countdown" else 1
-    if not shortest <= length <= 9:
-        raise ValueError(f"length={length}: it is {shortest} to 9")
-    return TASKS[task](length)
+    kind = TASKS[task]
+    if not kind.shortest <= length <= kind.longest:
+        raise ValueError(f"length={length}: it is {kind.shortest} to {kind.longest} for {task}")
+    return kind(length)
 
 
 def spaces_of(task: Task) -> tuple[Box, Discrete]:

@@ -30,6 +30,8 @@ def score(task: str, length: int, prompt: str, answer: str) -> float:
         ("addition", 2, "12+94=", "106", 1),
         ("addition", 2, "02+03=", "005", 1),
         ("addition", 2, "12+94=", "006", 2 / 3),
+        ("addition", 18, "9" * 18 + "+" + "9" * 18 + "=", "1" + "9" * 17 + "8", 1),
+        ("sort", 16, "9876543210543210=", "0011223344556789", 1),
         ("countdown", 3, "23420=", "2+3*4", 1),  # from the left: (2 + 3) * 4
         ("countdown", 3, "23420=", "4+3+2", 0.1),
         ("countdown", 3, "23420=", "5+0*4", 0.1),  # other numbers
@@ -105,5 +107,7 @@ def test_an_unknown_task_is_refused():
         ValueError, match="task='sorting': it is one of copy, sort, addition, countd"
     ):
         gym.make("lockstep/Tokens-v0", task="sorting")
-    with pytest.raises(ValueError, match="length=1: it is 2 to 9"):
+    with pytest.raises(ValueError, match="length=1: it is 2 to 9 for countdown"):
         make_task("countdown", 1)
+    with pytest.raises(ValueError, match="length=19: it is 1 to 18 for addition"):
+        make_task("addition", 19)
