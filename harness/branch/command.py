@@ -36,7 +36,7 @@ from harness.run.checkpoints import CheckpointError
 USAGE_ERROR, INTERRUPTED = 2, 130
 STATUSES = (
     "Exit status: 0 all branches are done; 1 a branch failed; 2 nothing was started, or the "
-    "moments were not reached; 130 interrupted."
+    "moments were not reached, or the report cannot be written; 130 interrupted."
 )
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.config.plan import RunPlan
 from harness.run.processes import end, end_with, write_to
@@ -28,27 +30,36 @@ class Job:
     output: Path
 
 
-def run_jobs(jobs: Sequence[Job], parallel: int) -> Iterator[tuple[Job, int]]:
-    """Do the runs; each one when it has ended, with its exit status, negative for a signal."""
+class Ended(NamedTuple):
+    """A run that has ended."""
+
+    job: Job
+    status: int  # of its process, negative for a signal
+    seconds: float  # from the start of the process to its end
+
+
+def run_jobs(jobs: Sequence[Job], parallel: int) -> Generator[Ended]:
+    """Do the runs; each one when it has ended."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["harness.run.execution", __name__])
     waiting = list(jobs)
-    running: list[tuple[Job, BaseProcess]] = []
+    running: list[tuple[Job, BaseProcess, float]] = []
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
                 job = waiting.pop(0)
                 job.output.parent.mkdir(parents=True, exist_ok=True)
                 process: BaseProcess = context.Process(target=run_job, args=(job, os.getpid()))
+                running.append((job, process, time.monotonic()))
                 process.start()
-                running.append((job, process))
-            wait([process.sentinel for _, process in running])
-            for job, process in [one for one in running if not one[1].is_alive()]:
+            wait([process.sentinel for _, process, _ in running])
+            for job, process, start in [one for one in running if not one[1].is_alive()]:
                 process.join()
-                running.remove((job, process))
-                yield job, FAILED if process.exitcode is None else process.exitcode
+                running.remove((job, process, start))
+                status = FAILED if process.exitcode is None else process.exitcode
+                yield Ended(job, status, time.monotonic() - start)
     finally:
-        end([process for _, process in running])
+        end([process for _, process, _ in running])
 
 
 def run_job(job: Job, caller: int) -> None:

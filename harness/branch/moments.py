@@ -8,6 +8,7 @@ bits: by its seed, or by its recorded schedule. States are saved on the way:
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -136,4 +137,8 @@ def how_it_ended(directory: Path, output: Path) -> str:
     if isinstance(error, str):
         return one_line(error)
     lines = output.read_text(errors="replace").splitlines() if output.is_file() else []
-    return one_line(lines[-1]) if lines else "it printed nothing"
+    if lines:
+        return one_line(lines[-1])
+    if shutil.disk_usage(output.parent).free:
+        return "it printed nothing"
+    return f"it could print nothing: the disk of {output.parent.parent} is full"

@@ -11,6 +11,7 @@ from harness.config.compose import parsed
 from harness.config.plan import to_config
 from harness.config.stored import changed, option
 from harness.errors import ConfigError, show
+from harness.files import flatten
 from harness.options.base import defaults, in_types
 from harness.options.run import Config
 from harness.options.simulated import SimulatedConfig
@@ -87,6 +88,30 @@ def with_seed(options: Mapping[str, Any], seed: int) -> tuple[Config, dict[str, 
     options = {**options, "seed": seed, "sync": sync}
     config = to_config(options)
     return config, in_types(options, config)
+
+
+def check_learner(arm: str, config: Config, control: Config) -> None:
+    """Raise `ConfigError` if the learner of an arm needs a state that the control's lacks."""
+    # They take time to import.
+    from harness.run.build import make_learner
+    from harness.run.execution import MISFITS
+
+    learner, state = make_learner(config), make_learner(control).state_dict()
+    names = [
+        {name for name, _ in flatten(one, lists=True)} for one in (learner.state_dict(), state)
+    ]
+    lacking = sorted({name.split(".")[1] for name in names[0] - names[1]})
+    if lacking:
+        raise ConfigError(
+            f"{arm} needs the state {', '.join(lacking)} of the learner, which the parent does not "
+            "keep; a run with this option from the start is a run of its own"
+        )
+    try:
+        learner.load_state_dict(state)
+    except MISFITS as error:
+        raise ConfigError(
+            f"{arm} does not fit the state of the parent's learner: {error}"
+        ) from error
 
 
 def calibrated(parent: Path, stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +28,7 @@ from harness.branch.moments import (
     stored_moments,
     way_to,
 )
-from harness.branch.options import branch_options, calibrated, with_seed
+from harness.branch.options import branch_options, calibrated, check_learner, with_seed
 from harness.config.plan import RunPlan
 from harness.config.search import objective
 from harness.config.stored import trusted_options
@@ -41,6 +42,7 @@ from harness.run.directory import RunDir
 FAILED = 1
 CONTROL = "control"
 STUDY = "branches.json"
+PARTS = ("collect", "train", "sync", "log", "evaluate")  # of the time of the learner's loop
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,10 @@ def way_for(options: argparse.Namespace, study: Study, at: Sequence[int]) -> Run
     """
     way = way_to(study.parent, import_env=options.import_env, plugins=options.plugin)
     check_moments(study.parent, at)
-    for arm in study.arms:
-        study.plan(Path(), at[0], arm, 1)
+    control, *configs = [study.plan(Path(), at[0], arm, 1).config for arm in study.arms]
+    for arm, config in zip(study.arms[1:], configs, strict=True):
+        if config.algo != control.algo:
+            check_learner(arm.name, config, control)
     note_study(study)
     return way
 
@@ -183,8 +187,8 @@ def moments(study: Study, way: RunPlan | None, at: Sequence[int]) -> dict[int, P
         print(f"repeating {study.parent} up to update {missing[-1]}", flush=True)
         output = study.directory / ".output" / "parent.txt"
         plan = moments_plan(way, study.again, study.moments, missing)
-        for _, status in run_jobs([Job(plan, output)], 1):
-            if status > 128:
+        for ended in run_jobs([Job(plan, output)], 1):
+            if ended.status > 128:
                 raise KeyboardInterrupt
         check_again(study)
     return saved_moments(study, at)
@@ -230,18 +234,41 @@ def run_branches(
                 if not plan.is_skipped:
                     jobs.append(Job(plan, output))
     print(f"{len(jobs)} {plural(len(jobs), 'branch', 'branches')} in {study.directory}", flush=True)
-    failures = 0
-    for number, (job, status) in enumerate(run_jobs(jobs, parallel), 1):
-        failures += status != 0
-        origin = job.plan.branch.origin  # type: ignore[union-attr]
-        name = f"update {origin['update']}, {origin['arm']}, repeat {origin['repeat']}"
-        if status:
-            result = f"failed: {how_it_ended(job.plan.directory, job.output)}"
-        else:
-            score = objective(read_json(job.plan.directory / "summary.json"))
-            result = f"return {readable(score, 4)}"
-        print(f"[{number}/{len(jobs)}] {name}: {result}", flush=True)
+    failures, times = 0, []
+    with closing(run_jobs(jobs, parallel)) as ended:
+        for number, (job, status, seconds) in enumerate(ended, 1):
+            summary = read_json(job.plan.directory / "summary.json")
+            if status:
+                failures += 1
+                result = f"failed: {how_it_ended(job.plan.directory, job.output)}"
+            else:
+                times.append((seconds, sum(summary.get(f"time/{part}_s", 0) for part in PARTS)))
+                result = f"return {readable(objective(summary), 4)}"
+            origin = job.plan.branch.origin  # type: ignore[union-attr]
+            name = f"update {origin['update']}, {origin['arm']}, repeat {origin['repeat']}"
+            print(f"[{number}/{len(jobs)}] {name}: {result}", flush=True)
+            if status and (lack := lack_of_room(study, starts.values())):
+                print(f"stopped: {lack}; the same command with --out {study.directory} continues")
+                break
+    if times:
+        whole, loop = (sum(one) for one in zip(*times, strict=True))
+        print(
+            f"a branch took {whole / len(times):.1f} s, of which its start and its end are "
+            f"{1 - loop / whole:.0%}"
+        )
     return FAILED if failures else 0
+
+
+def lack_of_room(study: Study, starts: Iterable[Path]) -> str:
+    """In words, if the disk has no room for another branch: its last state, and its records."""
+    room = 2 * max(file.stat().st_size for start in starts for file in start.iterdir())
+    free = shutil.disk_usage(study.directory).free
+    if free >= room:
+        return ""
+    return (
+        f"{free // 1000} KB are left on the disk of {study.directory}, and a branch needs "
+        f"{room // 1000}"
+    )
 
 
 def write_report(study: Study) -> None:
@@ -257,6 +284,7 @@ def write_report(study: Study) -> None:
     if not results.done:
         return
     out = study.directory / "report"
+    show(f"\n{to_text(brief(results), shutil.get_terminal_size().columns)}\n")
     save(out, document(results, f"Branches of {study.parent.name}"), {})
     show_progress("")
-    show(f"\n{to_text(brief(results), shutil.get_terminal_size().columns)}\n\n{out / MARK}")
+    show(f"{out / MARK}")

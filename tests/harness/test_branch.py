@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import signal
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -119,7 +122,9 @@ def test_the_seed_of_a_branch_follows_from_run_moment_and_repeat():
 def test_what_is_done_is_not_done_again(capsys):
     before = read_json(CONTROL / "1/manifest.json")
     assert branch("--at", "3,5", "sync.lag=1") == 0
-    assert "2 branches in out" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "2 branches in out" in out
+    assert re.search(r"a branch took \d+\.\d s, of which its start and its end are \d+%", out)
     assert read_json(CONTROL / "1/manifest.json") == before
 
 
@@ -189,6 +194,10 @@ def test_a_branch_may_be_branched():
         (("--at", "3", "sync.lgg=1"), "did you mean sync.lag?"),
         (("--at", "3", "sync.lag=1,2"), "sync.lag=1,2: expected one value"),
         (("--at", "3", "sync.lag=-1"), "sync.lag=-1"),
+        (
+            ("--at", "3", "algo.objective=ewma"),
+            "algo.objective=ewma needs the state averaged of the learner, which the parent does",
+        ),
         (("--at", "3", "--real-workers", "sync.lag=1"), "the parent has collector=single"),
         (("--at", "3", "--repeats", "0", "sync.lag=1"), "--repeats 0: expected 1 or more"),
         (("--at", "3", "--refine", "-1", "sync.lag=1"), "--refine -1: expected 0 or more"),
@@ -264,6 +273,60 @@ def test_an_interrupted_command_starts_no_further_branch():
     states = [read_json(file)["state"] for file in first.parent.glob("*/status.json")]
     assert len(states) < 500
     assert set(states) <= {"done", "interrupted"}
+
+
+def test_refine_adds_a_moment_where_the_answer_changes(capsys):
+    """Without learning from update 1 on the score is low; one update less at the end is nothing."""
+    learning = ("env.id=tests.harness.threshold:Threshold-v0", "algo.learning_rate=0.003")
+    parent(*learning, "algo.epochs=4", "algo.gamma=0", "evaluation.num_episodes=20")
+    arguments = ["parent", "--import-env", "--at", "1,7", "--refine", "1", "--repeats", "3"]
+    assert main([*arguments, "--out", "out", "algo.learning_rate=1e-9"]) == 0
+    out = capsys.readouterr().out
+    assert "the answer changes between updates 1 and 7" in out
+    assert "6 branches in out" in out
+    states = [
+        read_json(file)["state"] for file in Path("out").glob("update-[147]/*/[123]/status.json")
+    ]
+    assert states == 18 * ["done"]
+    assert "algo.learning_rate=1e-9 scores lower than the control after update" in out
+    assert Path("out/report/figures/fans-4.svg").is_file()
+
+
+@pytest.fixture
+def small_disk(here: Path) -> Iterator[Callable[[int], None]]:
+    """`out` in the current folder is a disk of its own; what is called sets its size in KiB."""
+    Path("out").mkdir()
+
+    def mount(*options: str) -> int:
+        return subprocess.run(["mount", "-t", "tmpfs", *options, "lockstep", "out"]).returncode
+
+    if mount("-o", "size=4k"):
+        pytest.skip("needs the right to mount a disk")
+    yield lambda size: mount("-o", f"remount,size={size}k")
+    subprocess.run(["umount", "out"], check=True)
+
+
+def test_on_a_full_disk_branches_stop_and_go_on_once_there_is_room(small_disk, capsys):
+    parent()
+    arguments = ("--at", "3,5", "--repeats", "2", "sync.lag=1")
+    assert branch(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "branch: --at 3: the repetition did not reach this update: it could print nothing: the "
+        "disk of out is full"
+    )
+    small_disk(280)
+    assert branch(*arguments) == 1
+    out, err = capsys.readouterr()
+    assert "No space left on device" in out
+    assert re.search(r"stopped: \d+ KB are left on the disk of out, and a branch needs \d+;", out)
+    assert not err
+    assert len(list(Path("out").glob("update-*/*/*/status.json"))) < 8
+    small_disk(4096)
+    assert branch(*arguments) == 0
+    assert "repeating" not in capsys.readouterr().out  # the states were there
+    states = [read_json(file)["state"] for file in Path("out").glob("update-*/*/[12]/status.json")]
+    assert states == 8 * ["done"]
 
 
 def test_all_random_streams_of_a_start_follow_from_the_seed():
