@@ -83,7 +83,7 @@ conformance: $(READY) $(PEERS) ## check what schemes promise, Lockstep's and the
 	@$(BIN)/python -m lockstep_conformance lockstep_conformance.lockstep benchmarks.torchrl_adapter@.venv-peers/bin/python $(ARGS)
 
 controllers: $(READY) $(CONTROLLERS) ## measure what frameworks' staleness limits keep: ARGS="--only areal"
-	@$(BIN)/python -m benchmarks.controllers $(ARGS)
+	@$(BIN)/python -m docs.max_staleness $(ARGS)
 
 bench: $(READY) $(PEERS) ## measure, and compare with the peers
 	@set -e; for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py $(ARGS); done
@@ -149,12 +149,12 @@ $(PEERS): requirements-peers.lock
 
 # Single modules of these packages are loaded, so what they depend on, and the Python that they ask
 # for, is left out.
-$(CONTROLLERS): requirements-controllers.lock benchmarks/controllers/repositories.txt
+$(CONTROLLERS): requirements-controllers.lock docs/max_staleness/repositories.txt
 	$(prepare)
 	.venv-controllers/bin/python -m pip install --no-deps --ignore-requires-python \
 		-r requirements-controllers.lock
 	@rm -rf .venv-controllers/repositories && mkdir .venv-controllers/repositories
-	@grep -v '^#' benchmarks/controllers/repositories.txt | while read name url commit; do \
+	@grep -v '^#' docs/max_staleness/repositories.txt | while read name url commit; do \
 		echo "fetching $$url"; \
 		git clone -q --filter=blob:none --no-checkout $$url .venv-controllers/repositories/$$name && \
 		git -C .venv-controllers/repositories/$$name checkout -q $$commit || exit 1; done

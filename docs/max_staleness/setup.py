@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.controllers.record import Record
+from docs.max_staleness.record import Record
 
 Run = Callable[[Record], Coroutine[Any, Any, None]]
 

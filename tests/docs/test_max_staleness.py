@@ -1,4 +1,4 @@
-"""benchmarks/controllers/: virtual time, stubs, and records that `lockstep check` reads."""
+"""docs/max_staleness/: virtual time, stubs, and records that `lockstep check` reads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.controllers import foreign, virtual_time
-from benchmarks.controllers.__main__ import run_once
-from benchmarks.controllers.record import WORKLOADS, Record
-from benchmarks.controllers.setup import Setup
+from docs.max_staleness import foreign, virtual_time
+from docs.max_staleness.__main__ import run_once
+from docs.max_staleness.record import WORKLOADS, Record
+from docs.max_staleness.setup import Setup
 from lockstep_check.check import check
 from lockstep_check.rules import Limit
 
@@ -100,7 +100,7 @@ def test_the_trace_of_a_record_has_the_ages_of_the_record(tmp_path):
 
 @pytest.mark.skipif(not foreign.ENVIRONMENT.exists(), reason="needs `make controllers`")
 def test_slots_that_are_freed_too_early_break_the_bound():
-    from benchmarks.controllers import torchtitan
+    from docs.max_staleness import torchtitan
 
     sound, _ = torchtitan.setups()
     planted = torchtitan.planted()
@@ -110,9 +110,8 @@ def test_slots_that_are_freed_too_early_break_the_bound():
 
 
 def test_the_command_without_the_frameworks_ends_with_two(tmp_path):
-    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     program = (
-        "import pathlib, sys; from benchmarks.controllers import foreign, __main__;"
+        "import pathlib, sys; from docs.max_staleness import foreign, __main__;"
         f"foreign.ENVIRONMENT = pathlib.Path({str(tmp_path)!r}) / 'none';"
         "sys.argv[1:] = ['--only', 'areal']; sys.exit(__main__.main())"
     )

@@ -1,7 +1,7 @@
 """What limits of staleness keep, in the frameworks' own classes: docs/max-staleness.md's table.
 
-    python -m benchmarks.controllers
-    python -m benchmarks.controllers --only areal --seeds 5 --traces outputs/controllers
+    python -m docs.max_staleness
+    python -m docs.max_staleness --only areal --seeds 5 --traces outputs/controllers
 
 Rollouts and updates take virtual time, and all tasks that are ready at one moment run in an order
 that is drawn by the seed. `make controllers` installs the frameworks first.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.controllers import (
+from docs.max_staleness import (
     areal,
     nemo_rl,
     prime_rl,
@@ -28,9 +28,9 @@ from benchmarks.controllers import (
     verl,
     virtual_time,
 )
-from benchmarks.controllers.foreign import Missing
-from benchmarks.controllers.record import UPDATES, WORKLOADS, Record, Workload
-from benchmarks.controllers.setup import Setup
+from docs.max_staleness.foreign import Missing
+from docs.max_staleness.record import UPDATES, WORKLOADS, Record, Workload
+from docs.max_staleness.setup import Setup
 
 FRAMEWORKS: dict[str, Callable[[], list[Setup]]] = {
     "torchtitan": torchtitan.setups,
@@ -142,7 +142,7 @@ def main() -> int:
         try:
             setups = FRAMEWORKS[name]()
         except Missing as error:
-            print(f"benchmarks.controllers: {error}", file=sys.stderr)
+            print(f"max_staleness: {error}", file=sys.stderr)
             missing = True
             continue
         for number, setup in enumerate(setups):

@@ -7,10 +7,10 @@ import logging
 import types
 from typing import Any
 
-from benchmarks.controllers import foreign
-from benchmarks.controllers.record import BATCH, Record
-from benchmarks.controllers.setup import Setup
-from benchmarks.controllers.simulation import Simulation
+from docs.max_staleness import foreign
+from docs.max_staleness.record import BATCH, Record
+from docs.max_staleness.setup import Setup
+from docs.max_staleness.simulation import Simulation
 
 LIMIT = 2
 THRESHOLD = LIMIT + 1  # versions that a group spans, of which the one that trains is the last

@@ -6,9 +6,9 @@ import asyncio
 import types
 from typing import Any
 
-from benchmarks.controllers import foreign
-from benchmarks.controllers.record import BATCH, Record
-from benchmarks.controllers.setup import Setup
+from docs.max_staleness import foreign
+from docs.max_staleness.record import BATCH, Record
+from docs.max_staleness.setup import Setup
 
 STEPS = 2
 PULL = 0.2  # how long weights travel, in units of a training step

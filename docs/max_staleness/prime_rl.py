@@ -7,9 +7,9 @@ import itertools
 import types
 from typing import Any
 
-from benchmarks.controllers import foreign
-from benchmarks.controllers.record import BATCH, Record
-from benchmarks.controllers.setup import Setup
+from docs.max_staleness import foreign
+from docs.max_staleness.record import BATCH, Record
+from docs.max_staleness.setup import Setup
 
 LIMIT = 2
 TARGET_LAG = 1  # orchestrator.py:104
