@@ -481,6 +481,7 @@ class WorkerPool:
     def publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         """Publish the next version of these models to workers."""
         generations = self.generations()
+        progress = {handle.index: handle.progress() for handle in self.handles}
         # An episode may last long, or until the next batch is ordered. A worker that is paused
         # during a batch applies weights after it. Do not wait for either.
         at = self.options.apply_at
@@ -488,7 +489,24 @@ class WorkerPool:
         try:
             self.publisher.publish(by_model, worker_ids, wait=wait)
         except WorkerError as error:  # a replacement gets the newest weights when it starts
+            self._fail_idle(error, generations, progress)
             self._recover(error, generations, WorkerDied)
+
+    def _fail_idle(
+        self, error: WorkerError, generations: Mapping[int, int], progress: Mapping[int, Any]
+    ) -> None:
+        """With restarts, a worker that was late and did nothing since it was asked has failed.
+
+        `_watch` does not see it if it owes no batch. A worker that is busy may still answer.
+        """
+        if self.options.on_worker_failure == "restart":
+            with self.news:
+                for handle in self.handles:
+                    failure = error.failures.get(handle.index)
+                    is_same = handle.generation == generations.get(handle.index)
+                    hangs = is_same and handle.progress() == progress.get(handle.index)
+                    if hangs and isinstance(failure, WorkerTimeout):
+                        handle.failure = handle.failure or failure
 
     # -- asking
 

@@ -28,6 +28,7 @@ SIGSTOP, and global state of the interpreter, which processes share here: the gl
 from __future__ import annotations
 
 import _thread
+import contextlib
 import errno
 import heapq
 import mmap
@@ -315,7 +316,7 @@ class Kernel:
     """One story: all processes, and whose turn it is.
 
     switch: how likely another thread is next after an event that does not wait.
-    late_ns: the most that a message takes. split: how likely a read returns a part of what is there.
+    late_ns: the most that a message takes. split: how likely a read returns only a part.
     pipe_bytes: how much a socketpair holds.
     on_event: called at each event that is due by `next_strike`, with the number of the event.
     """
@@ -421,10 +422,8 @@ class Kernel:
                 self.note(f"{task} raised {type(error).__name__}: {error}")
         task.function = _nothing
         if task is process.main and not process.ended:
-            try:
+            with contextlib.suppress(Killed):
                 self.end_process(process, 0 if process.error is None else 1)
-            except Killed:
-                pass
         self._swap_out(process)
         task.done = True
         self.tasks.remove(task)

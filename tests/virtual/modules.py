@@ -211,8 +211,8 @@ class Poll:
     def __init__(self) -> None:
         self._fds: dict[int, int] = {}
 
-    def register(self, fd: int, events: int) -> None:
-        self._fds[fd] = events
+    def register(self, fd: Any, events: int) -> None:
+        self._fds[fd if isinstance(fd, int) else fd.fileno()] = events
 
     def unregister(self, fd: int) -> None:
         del self._fds[fd]
@@ -224,9 +224,7 @@ class Poll:
         ready = self._ready(process)
         if ready or timeout_ms == 0:
             return ready
-        k.wait(
-            lambda: bool(self._ready(process)), None if timeout_ms is None else timeout_ms / 1e3
-        )
+        k.wait(lambda: bool(self._ready(process)), None if timeout_ms is None else timeout_ms / 1e3)
         return self._ready(process)
 
     def _ready(self, process: Process) -> list[tuple[int, int]]:
@@ -649,7 +647,7 @@ class Context:
     def __init__(self, method: str):
         self.method = method
 
-    def Process(self, **arguments: Any) -> NewProcess:  # noqa: N802
+    def Process(self, **arguments: Any) -> NewProcess:
         return NewProcess(**arguments, is_child=self.method != "forkserver")
 
     def get_start_method(self) -> str:

@@ -1,0 +1,61 @@
+"""Stories of the virtual machine: the same each time, right, and what was found by them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.virtual.story import Fault, Plan, draw, tell
+from tests.virtual.verdict import judge
+
+QUIET = Plan(
+    seed=1,
+    batches=4,
+    collector="multi_sync",
+    scheme="shared_mem",
+    scheme_options={"sync": True},
+    options={"num_workers": 2, "on_worker_failure": "restart", "apply_at": "step", "seed": 3},
+    machine={},
+    num_envs=1,
+    step_s=0.001,
+)
+
+
+def test_a_seed_is_one_story_to_the_event_and_takes_virtual_time_only():
+    outcomes = [tell(QUIET, verbose=True) for _ in range(2)]
+    assert [one.end for one in outcomes] == ["done", "done"]
+    assert outcomes[0].kernel.log == outcomes[1].kernel.log
+    assert outcomes[0].world.events == outcomes[1].world.events
+    assert sum(event["event"] == "take" for event in outcomes[0].world.events) == 32
+    assert judge(outcomes[0]) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_story_with_faults_is_right(seed):
+    assert judge(tell(draw(seed))) == []
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_a_hundred_stories_are_right(tenth):
+    for seed in range(1000 + 10 * tenth, 1010 + 10 * tenth):
+        assert judge(tell(draw(seed))) == [], seed
+
+
+# -- faults of the product that stories have found
+
+
+def test_a_worker_that_stops_while_it_is_idle_is_replaced_when_a_blocking_send_is_late():
+    """It owes no batch then, so the pool did not see that it hangs."""
+    at = moment_of("poll", process="lockstep-worker-0", batch=2)
+    plan = Plan(**{**vars(QUIET), "faults": (Fault("stop", at, 0, 30.0),)})
+    outcome = tell(plan)
+    assert judge(outcome) == []
+    assert outcome.end == "done"
+    assert len(outcome.kernel.processes) == 4
+
+
+def moment_of(what: str, *, process: str, batch: int) -> int:
+    """The event at which a process does this first, after so many batches of the quiet story."""
+    log = tell(QUIET, verbose=True).kernel.log
+    takes = [i for i, line in enumerate(log) if "trainer: takes" in line]
+    line = next(one for one in log[takes[batch] :] if f"{process} " in one and one.endswith(what))
+    return int(line.split()[0]) + 1
