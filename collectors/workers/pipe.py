@@ -10,13 +10,13 @@ import pickle
 import select
 import socket
 import struct
-import time
 from collections.abc import Callable
 from typing import Any, Self
 
 import cloudpickle
 
 from sync.local.memory import SharedFd
+from sync.local.waiting import awake_s
 
 _HEADER = struct.Struct("Q")
 
@@ -39,18 +39,22 @@ class Pipe(SharedFd):
         self._socket.setblocking(False)
         self._buffer = bytearray()
         self.ended = False  # the other end is closed, and all that it sent was received
+        self._is_cut = False  # a part of a message was sent: no other one can follow
         return self._socket.close
 
     def send(self, message: Any, *, timeout: float = 60.0) -> None:
         """Send one message. `PipeClosed` if the other end is closed, `TimeoutError` if unread."""
+        if self._is_cut:
+            raise PipeClosed("a message was sent in part only")
         payload = dumps(message)
         data = memoryview(_HEADER.pack(len(payload)) + payload)
-        deadline = time.monotonic() + timeout
+        deadline = awake_s() + timeout
         while data:
             try:
                 data = data[self._socket.send(data) :]
+                self._is_cut = bool(data)  # until all of it is sent
             except BlockingIOError:
-                if time.monotonic() > deadline:
+                if awake_s() > deadline:
                     raise TimeoutError(f"a message was not read within {timeout:g} s") from None
                 _wait_until_writable(self._socket, 0.05)
             except (BrokenPipeError, ConnectionResetError):

@@ -481,7 +481,6 @@ class WorkerPool:
     def publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         """Publish the next version of these models to workers."""
         generations = self.generations()
-        progress = {handle.index: handle.progress() for handle in self.handles}
         # An episode may last long, or until the next batch is ordered. A worker that is paused
         # during a batch applies weights after it. Do not wait for either.
         at = self.options.apply_at
@@ -489,24 +488,30 @@ class WorkerPool:
         try:
             self.publisher.publish(by_model, worker_ids, wait=wait)
         except WorkerError as error:  # a replacement gets the newest weights when it starts
-            self._fail_idle(error, generations, progress)
+            if self.options.on_worker_failure == "restart":
+                self._fail_hanging(error, generations)
             self._recover(error, generations, WorkerDied)
 
-    def _fail_idle(
-        self, error: WorkerError, generations: Mapping[int, int], progress: Mapping[int, Any]
-    ) -> None:
-        """With restarts, a worker that was late and did nothing since it was asked has failed.
+    def _fail_hanging(self, error: WorkerError, generations: Mapping[int, int]) -> None:
+        """Of the workers that did not answer in time, those have failed that do nothing at all.
 
-        `_watch` does not see it if it owes no batch. A worker that is busy may still answer.
+        `_watch` does not see it if they owe no batch. One that is busy may still answer.
         """
-        if self.options.on_worker_failure == "restart":
+        late = {
+            handle: handle.progress()
+            for handle in self.handles
+            if handle.generation == generations.get(handle.index)
+            and isinstance(error.failures.get(handle.index), WorkerTimeout)
+        }
+
+        def are_busy() -> bool:
+            return all(h.failure is not None or h.progress() != late[h] for h in late)
+
+        if late and not self.wait(are_busy, self.options.timeout):
             with self.news:
-                for handle in self.handles:
-                    failure = error.failures.get(handle.index)
-                    is_same = handle.generation == generations.get(handle.index)
-                    hangs = is_same and handle.progress() == progress.get(handle.index)
-                    if hangs and isinstance(failure, WorkerTimeout):
-                        handle.failure = handle.failure or failure
+                for handle, progress in late.items():
+                    if handle.progress() == progress:
+                        handle.failure = handle.failure or error.failures[handle.index]
 
     # -- asking
 

@@ -30,6 +30,8 @@ def test_a_message_that_nobody_reads_is_given_up_and_the_part_that_came_is_no_me
     near, far = Pipe.pair()
     with pytest.raises(TimeoutError, match=r"not read within 0\.01 s"):
         near.send(b"x" * 10_000_000, timeout=0.01)
+    with pytest.raises(PipeClosed, match="in part only"):
+        near.send("this would be taken for the rest of it")
     near.close()
     assert far.receive() == []
     assert far.ended

@@ -141,7 +141,7 @@ def _machine(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.3:
         machine["split"] = 0.3
     if rng.random() < 0.2:
-        machine["pipe_bytes"] = rng.choice([100, 1000])
+        machine["pipe_bytes"] = rng.choice([4000, 8000])
     return machine
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from collectors.workers.pipe import Pipe
+from tests.virtual import modules
+from tests.virtual.kernel import Kernel
 from tests.virtual.story import Fault, Plan, draw, tell
 from tests.virtual.verdict import judge
 
@@ -51,6 +57,37 @@ def test_a_worker_that_stops_while_it_is_idle_is_replaced_when_a_blocking_send_i
     assert judge(outcome) == []
     assert outcome.end == "done"
     assert len(outcome.kernel.processes) == 4
+
+
+def test_a_message_that_is_being_sent_while_everything_is_suspended_is_not_given_up():
+    """The pause counted as silence of the reader; half a message was followed by another one."""
+    received = run_alone(send_while_suspended)
+    assert received == [b"x" * 10_000]
+
+
+def send_while_suspended() -> list[Any]:
+    kernel = modules.kernel()
+    near, far = Pipe.pair()
+    sends = modules.Thread(target=lambda: near.send(b"x" * 10_000, timeout=60.0))
+    sends.start()
+    kernel.sleep(0.1)  # it waits for room
+    kernel.stop(kernel.process, 1000.0)
+    kernel.sleep(0.1)
+    received: list[Any] = []
+    while sends.is_alive() or not received:
+        received += far.receive()
+        kernel.sleep(0.1)
+    return received
+
+
+def run_alone(function: Callable[[], Any]) -> Any:
+    """What a function returns as the first process of a machine with small pipes."""
+    kernel = Kernel(seed=0, pipe_bytes=1000, most_events=10_000)
+    results: list[Any] = []
+    with modules.virtual(kernel):
+        process = kernel.run(lambda: results.append(function()))
+    assert process.error is None
+    return results[0]
 
 
 def moment_of(what: str, *, process: str, batch: int) -> int:
