@@ -1,0 +1,357 @@
+"""What became of the hypotheses of the studies in docs/findings/designs.md.
+
+    .venv/bin/python docs/findings/lag_studies.py ages outputs/ages [--figure ages.png]
+
+newest    return of the newest weights with the most probable actions, mean over training
+sampled   the same with sampled actions
+last      the last policy, with the most probable actions
+acting    return of the weights that act in training, old and sampling, mean over training
+entropy   of the newest weights' policy, mean over training
+kl        estimated divergence of the learner from the weights that acted, before each update
+age       the largest in gradient steps, as measured: at the last gradient step on a frame
+collapsed the last policy is nearer to the start of training than to the best evaluation of its run
+
+A claim compares two settings in `newest`, by seed. Equivalence: two one-sided paired t-tests that
+the difference lies within the margin. Beyond the margin: a one-sided test, doubled, that it does
+not. Both p-values are corrected by Holm's method for all claims of their family, whether or not the
+runs of all are complete. A claim has a verdict if all seeds of the design are done. Brackets hold
+Student's 95 % interval, which is not corrected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.stats import t as student_t
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from harness.report.drawing import Key, draw, line_look, panels  # noqa: E402
+from harness.report.runs import read_runs  # noqa: E402
+from harness.report.scores import (  # noqa: E402
+    EVALUATED,
+    LEAST_GAIN,
+    LOST,
+    SAMPLED,
+    TRAINED,
+    mean_return,
+)
+from harness.report.statistics import (  # noqa: E402
+    Estimate,
+    equivalence_test,
+    paired_test,
+    student,
+)
+
+LEVEL, MARGIN = 0.05, 0.03
+ENTROPY, STEPS, KL, AGE = (
+    "eval/entropy",
+    "train/gradient_steps",
+    "policy/kl",
+    "policy/lag_steps_max",
+)
+SCORES = ("newest", "sampled", "last", "acting", "entropy", "kl")
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A hypothesis about two settings, by their names."""
+
+    family: str
+    number: str
+    left: str
+    kind: str  # a key of WORDS
+    right: str
+
+    def __str__(self) -> str:
+        return f"{self.number}. {self.left} {WORDS[self.kind]} {self.right}"
+
+
+WORDS = {
+    "same": "is equivalent to",
+    "higher": "is higher than",
+    "lower": "is lower than",
+    "at least": "is at most the margin lower than",
+}
+
+
+class Study(NamedTuple):
+    """The settings of a study by name, and what is claimed of them."""
+
+    settings: Mapping[str, Options]
+    claims: Sequence[Claim]
+    seeds: range
+    figure: Callable[[pd.DataFrame], Figure] | None = None
+
+
+# -- is age age?
+
+STEP_FRAMES = 256  # of a gradient step of experiment=ages
+SAME_LARGEST = ((0, 64), (3, 16), (15, 4), (63, 1))  # lag in batches, gradient steps on a batch
+SAME_MEAN = (31, 1)  # ages of 31 steps; those of (0, 64) are 0 to 63
+FRESH = "behaviour (0, 1)"
+OBJECTIVES = ("behaviour", "decoupled", "gspo", "m2po", "vespo")
+
+
+def ages(step_frames: int) -> Study:
+    def options(objective: str, lag: int, steps: int) -> Options:
+        return {
+            "algo.objective": objective,
+            "sync.lag": lag,
+            "collector.frames_per_batch": steps * step_frames,
+        }
+
+    settings = {FRESH: options("behaviour", 0, 1)}
+    claims = []
+    for name in OBJECTIVES:
+        for lag, steps in (*SAME_LARGEST, SAME_MEAN):
+            # Without lag, decoupled is behaviour, to the bit.
+            run = "behaviour" if (name, lag) == ("decoupled", 0) else name
+            settings[f"{name} ({lag}, {steps})"] = options(run, lag, steps)
+        reuse, lagged, mean = (f"{name} {cell}" for cell in ((0, 64), (63, 1), SAME_MEAN))
+        claims += [
+            Claim("primary", "1", reuse, "same", lagged),
+            Claim("primary", "2", reuse, "same", mean),
+            Claim("secondary", "3", reuse, "at least", FRESH),
+            Claim("secondary", "4", lagged, "lower", FRESH),
+        ]
+    return Study(settings, claims, range(1, 21), ages_figure)
+
+
+def ages_figure(values: pd.DataFrame) -> Figure:
+    """Scores of the four settings with the same largest age, and of that with the same mean."""
+    cells = (*SAME_LARGEST, SAME_MEAN)
+    looks = {name: line_look(place) for place, name in enumerate(OBJECTIVES)}
+    key: Key = list(looks.items())
+    shown = {"newest": "newest weights, greedy", "sampled": "newest, sampled", "entropy": "entropy"}
+    drawn, axes = panels(
+        list(shown.values()), 2.4, "lag in batches, steps a batch", "mean", key, share=False
+    )
+    for axis, score in zip(axes, shown, strict=True):
+        for shift, name in enumerate(OBJECTIVES):
+            estimates = [student(of(values, f"{name} {cell}", score)) for cell in cells]
+            at = np.arange(len(cells)) + 0.1 * (shift - 2)
+            bars = [[e.value - e.low, e.high - e.value] for e in estimates]
+            style: Any = looks[name] | {"linestyle": "", "markersize": 4}
+            axis.errorbar(at, [e.value for e in estimates], yerr=np.array(bars).T, **style)
+        fresh = of(values, FRESH, score)
+        if len(fresh):
+            axis.axhline(float(fresh.mean()), color="0.5", linewidth=1, linestyle="--")
+        axis.set_xticks(range(len(cells)), [f"{lag}, {steps}" for lag, steps in cells])
+    return drawn
+
+
+STUDIES = {"ages": ages(STEP_FRAMES)}
+
+
+# -- what the runs say
+
+
+def read_values(sweep: Path, settings: Mapping[str, Options]) -> pd.DataFrame:
+    """The scores of each finished run, by setting and seed; a run may have several settings."""
+    columns = (EVALUATED, SAMPLED, ENTROPY, TRAINED, STEPS, KL, AGE)
+    runs, records = read_runs([sweep], columns)
+    done = runs[runs["state"] == "done"]
+    of_run = dict(iter(records.groupby("run")))
+    rows = []
+    for run, options in done["options"].items():
+        scores = scores_of(of_run[run])
+        for name, setting in settings.items():
+            if all(equal(value, options.get(key)) for key, value in setting.items()):
+                rows.append({"setting": name, "seed": int(options["seed"]), **scores})
+    if not rows:
+        raise ValueError(f"{sweep}: no finished run has a setting of this study")
+    values = pd.DataFrame(rows).set_index(["setting", "seed"]).sort_index()
+    return values.assign(collapsed=collapsed(values))
+
+
+def scores_of(records: pd.DataFrame) -> dict[str, float]:
+    evaluated = records.dropna(subset=[EVALUATED])
+    returns = evaluated[EVALUATED].to_numpy()
+    steps = float(records[STEPS].max())
+    return {
+        "newest": float(returns.mean()),
+        "sampled": float(evaluated[SAMPLED].mean()),
+        "last": float(returns[-1]),
+        "acting": mean_return(records[["step", TRAINED]].dropna(), metric=TRAINED),
+        "entropy": float(evaluated[ENTROPY].mean()),
+        "kl": float(records[KL].mean()),
+        "age": float(records[AGE].max()) + steps - 1,
+        "first": float(returns[0]),
+        "best": float(returns.max()),
+    }
+
+
+def collapsed(values: pd.DataFrame) -> pd.Series:
+    """The rule of reports: a run that gained too little has not collapsed."""
+    gains = values["best"] - values["first"].median()
+    learned = gains >= LEAST_GAIN * gains.max()
+    return learned & (gains > 0) & (values["best"] - values["last"] > LOST * gains)
+
+
+def equal(wanted: Any, value: Any) -> bool:
+    """Whether a run's option, which may be a number as text, has this value."""
+    if isinstance(wanted, (int, float)):
+        try:
+            return math.isclose(float(value), wanted)
+        except (TypeError, ValueError):
+            return False
+    return bool(value == wanted)
+
+
+def of(values: pd.DataFrame, setting: str, score: str) -> pd.Series:
+    """A score of a setting by seed; empty if no run is done."""
+    if setting not in values.index.get_level_values("setting"):
+        return pd.Series(dtype=float)
+    return values.loc[setting][score]
+
+
+class Decision(NamedTuple):
+    """What the runs say of a claim."""
+
+    claim: Claim
+    difference: Estimate
+    p: float  # of the claim, corrected
+    beyond: float  # that the difference is larger than the margin, or has the other sign; corrected
+    verdict: str
+
+
+def decide(values: pd.DataFrame, study: Study) -> list[Decision]:
+    """Each claim of the study with its difference, its corrected p-values and its verdict."""
+    decisions = []
+    for family in dict.fromkeys(claim.family for claim in study.claims):
+        claims = [claim for claim in study.claims if claim.family == family]
+        pairs = [pairs_of(values, claim, study.seeds) for claim in claims]
+        tests = [test(claim.kind, *pair) for claim, pair in zip(claims, pairs, strict=True)]
+        supported = corrected([p for p, _ in tests])
+        against = corrected([p for _, p in tests])
+        for claim, pair, p, beyond in zip(claims, pairs, supported, against, strict=True):
+            complete = len(pair[0]) == len(study.seeds)
+            shown = verdict(p, beyond) if complete else f"{len(pair[0])} of {len(study.seeds)}"
+            decisions.append(Decision(claim, paired_test(*pair)[0], p, beyond, shown))
+    return decisions
+
+
+def pairs_of(
+    values: pd.DataFrame, claim: Claim, seeds: range, score: str = "newest"
+) -> tuple[np.ndarray, np.ndarray]:
+    """The scores of both sides, of the seeds of the design that both have."""
+    sides = [of(values, name, score) for name in (claim.left, claim.right)]
+    both = pd.concat(sides, axis=1, join="inner").dropna()
+    both = both[both.index.isin(seeds)]
+    return both.iloc[:, 0].to_numpy(), both.iloc[:, 1].to_numpy()
+
+
+def test(kind: str, left: np.ndarray, right: np.ndarray) -> tuple[float, float]:
+    """The p-value of the claim, and that of what would contradict it."""
+    if len(left) < 2:
+        return math.nan, math.nan
+    if kind == "same":
+        beyond = min(exceeds(left - right, MARGIN), exceeds(right - left, MARGIN))
+        return equivalence_test(left, right, MARGIN), min(1.0, 2 * beyond)
+    if kind == "at least":
+        return exceeds(left - right, -MARGIN), exceeds(right - left, MARGIN)
+    if kind == "lower":
+        left, right = right, left
+    return exceeds(left - right, 0.0), exceeds(right - left, 0.0)
+
+
+def exceeds(differences: np.ndarray, bound: float) -> float:
+    """The p of a one-sided t-test that the mean difference is above the bound."""
+    error = float(differences.std(ddof=1)) / len(differences) ** 0.5
+    if error == 0:
+        return 0.0 if differences.mean() > bound else 1.0
+    value = (float(differences.mean()) - bound) / error
+    return float(student_t.sf(value, len(differences) - 1))
+
+
+def corrected(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction, in which a claim without runs counts as one with p = 1."""
+    order = np.argsort([1.0 if math.isnan(p) else p for p in p_values], kind="stable")
+    adjusted, largest = [math.nan] * len(p_values), 0.0
+    for place, i in enumerate(order):
+        if not math.isnan(p_values[i]):
+            largest = max(largest, min(1.0, p_values[i] * (len(p_values) - place)))
+            adjusted[i] = largest
+    return adjusted
+
+
+def verdict(p: float, beyond: float) -> str:
+    if p < LEVEL:
+        return "shown"
+    return "contradicted" if beyond < LEVEL else "not shown"
+
+
+# -- what is printed
+
+
+def lines(study: Study, values: pd.DataFrame) -> Iterator[str]:
+    inside = values[values.index.get_level_values("seed").isin(study.seeds)]
+    wanted = len({tuple(sorted(s.items())) for s in study.settings.values()}) * len(study.seeds)
+    runs = inside.groupby(["seed", *SCORES]).ngroups
+    yield f"{runs} of {wanted} runs are done; margin {MARGIN:g}"
+    yield ""
+    yield f"| setting | seeds | age | {' | '.join(SCORES)} | collapsed |"
+    yield f"|---|--:|--:|{'--:|' * len(SCORES)}--:|"
+    for name in study.settings:
+        if len(of(inside, name, "newest")):
+            rows = inside.loc[name]
+            cells = " | ".join(text(student(rows[score].to_numpy())) for score in SCORES)
+            age = f"{rows['age'].max():.0f}"
+            yield f"| {name} | {len(rows)} | {age} | {cells} | {rows['collapsed'].mean():.0%} |"
+    for family in dict.fromkeys(claim.family for claim in study.claims):
+        yield ""
+        yield f"| {family} claim | newest | p | p of the contrary | verdict | sampled | last |"
+        yield "|---|--:|--:|--:|---|--:|--:|"
+        for claim, difference, p, beyond, shown in decide(inside, study):
+            if claim.family == family:
+                others = (
+                    paired_test(*pairs_of(inside, claim, study.seeds, score))[0]
+                    for score in ("sampled", "last")
+                )
+                cells = " | ".join(text(one) for one in others)
+                row = f"{text(difference)} | {p:.2g} | {beyond:.2g} | {shown}"
+                yield f"| {claim} | {row} | {cells} |"
+
+
+def text(estimate: Estimate) -> str:
+    value, low, high, _ = estimate
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("sweep", type=Path, help="the directory of its sweep")
+    parser.add_argument("--seeds", help="other seeds than the design's, as 101-102: for pilots")
+    parser.add_argument("--figure", type=Path, help="where to write it, as .png")
+    arguments = parser.parse_args(argv)
+    study = STUDIES[arguments.study]
+    if arguments.seeds:
+        first, last = map(int, arguments.seeds.split("-"))
+        study = study._replace(seeds=range(first, last + 1))
+    try:
+        values = read_values(arguments.sweep, study.settings)
+        print("\n".join(lines(study, values)))
+    except ValueError as error:
+        parser.error(str(error))
+    if arguments.figure and study.figure is not None:
+        figure = study.figure
+        picture = draw(lambda: figure(values), arguments.study, "")
+        assert picture is not None
+        arguments.figure.write_bytes(picture.png)
+
+
+if __name__ == "__main__":
+    main()

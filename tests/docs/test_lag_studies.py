@@ -1,0 +1,93 @@
+"""The program that decides the studies of docs/findings/designs.md, where the answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from docs.findings import lag_studies
+from docs.findings.lag_studies import Claim, Study
+from tests.docs.test_studies import composed_jobs
+
+
+def values_of(means: dict[str, float], seeds: int = 20) -> pd.DataFrame:
+    """Scores of settings about these means, with a standard deviation of 0.02."""
+    random = np.random.default_rng(1)
+    rows = [
+        {"setting": name, "seed": seed, "newest": mean + random.normal(0, 0.02)}
+        for name, mean in means.items()
+        for seed in range(1, seeds + 1)
+    ]
+    return pd.DataFrame(rows).set_index(["setting", "seed"])
+
+
+def verdict(means: tuple[float, float], kind: str, seeds: int = 20) -> str:
+    values = values_of(dict(zip("ab", means, strict=True)), seeds)
+    study = Study({"a": {}, "b": {}}, [Claim("primary", "1", "a", kind, "b")], range(1, 21))
+    (decision,) = lag_studies.decide(values, study)
+    return decision.verdict
+
+
+@pytest.mark.parametrize(
+    ("means", "kind", "expected"),
+    [
+        ((0.70, 0.70), "same", "shown"),
+        ((0.70, 0.60), "same", "contradicted"),
+        ((0.60, 0.70), "same", "contradicted"),
+        ((0.70, 0.67), "same", "not shown"),
+        ((0.60, 0.70), "lower", "shown"),
+        ((0.70, 0.60), "lower", "contradicted"),
+        ((0.70, 0.70), "lower", "not shown"),
+        ((0.70, 0.60), "higher", "shown"),
+        ((0.70, 0.70), "at least", "shown"),
+        ((0.60, 0.70), "at least", "contradicted"),
+        ((0.67, 0.70), "at least", "not shown"),
+    ],
+)
+def test_a_claim_is_decided_by_what_it_says(means, kind, expected):
+    assert verdict(means, kind) == expected
+
+
+def test_a_claim_has_no_verdict_before_all_seeds_are_done():
+    assert verdict((0.70, 0.60), "higher", seeds=19) == "19 of 20"
+
+
+def test_a_claim_without_runs_counts_in_the_correction():
+    assert lag_studies.corrected([0.01, float("nan"), 0.02]) == pytest.approx(
+        [0.03, float("nan"), 0.04], nan_ok=True
+    )
+
+
+def test_a_run_has_collapsed_if_it_ends_nearer_to_the_start_than_to_its_best():
+    values = pd.DataFrame(
+        {"first": [0.1] * 4, "best": [0.9, 0.9, 0.9, 0.2], "last": [0.8, 0.55, 0.45, 0.1]}
+    )
+    assert lag_studies.collapsed(values).tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("study", lag_studies.STUDIES)
+def test_the_sweep_of_a_study_has_its_settings_and_no_others(study):
+    jobs = composed_jobs(study)
+    for name, setting in lag_studies.STUDIES[study].settings.items():
+        matching = [
+            job
+            for job in jobs
+            if all(
+                lag_studies.equal(value, OmegaConf.select(job, key))
+                for key, value in setting.items()
+            )
+        ]
+        assert len(matching) == 1, name
+    assert len(jobs) == len(
+        {tuple(sorted(s.items())) for s in lag_studies.STUDIES[study].settings.values()}
+    )
+
+
+@pytest.mark.parametrize("study", lag_studies.STUDIES)
+def test_claims_name_settings(study):
+    settings = lag_studies.STUDIES[study].settings
+    assert {
+        name for claim in lag_studies.STUDIES[study].claims for name in (claim.left, claim.right)
+    } <= set(settings)
