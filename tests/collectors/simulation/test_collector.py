@@ -98,6 +98,51 @@ def test_each_virtual_worker_has_its_own_counters_and_generators_of_a_policy():
     assert first[: len(second)] == second[: len(first)]
 
 
+class Buffered(CodePolicy):
+    """Puts out its buffer, which each virtual worker has for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("copy", torch.zeros(()))
+
+    def forward(self, observation):
+        action, seen, _ = super().forward(observation)
+        return action, seen, self.copy.expand(len(action)).clone()
+
+
+def test_buffers_come_with_the_version_that_acts():
+    versions = set()
+    with simulated(policy=Buffered()) as collector:
+        for _ in range(8):
+            batch = collector.next()
+            assert torch.equal(batch["weights"], batch["policy_version"].float())
+            versions |= set(batch["policy_version"].flatten().tolist())
+            collector.policy.copy += 1
+            publish(collector)
+    assert len(versions) > 3
+
+
+def test_a_resumed_worker_acknowledges_the_versions_that_are_published_after_it():
+    with simulated() as first:
+        for _ in range(6):
+            first.next()
+            publish(first)
+        state = first.state_dict()
+    used = {0: {6}, 1: {6}}  # the resumed run has version 6 from the start
+    with simulated() as collector:
+        collector.load_state_dict(state)
+        for _ in range(5):
+            batch = collector.next()
+            versions = batch["policy_version"].flatten().tolist()
+            used[int(batch["collector", "worker"].max())].update(v for v in versions if v > 6)
+            publish(collector)
+        workers = collector.stats()["sync"]["policy"]["workers"]
+    assert {index: worker["applied"] for index, worker in workers.items()} == {
+        index: len(versions) for index, versions in used.items()
+    }
+    assert [len(versions) for versions in used.values()] == [5, 3]
+
+
 def test_frames_add_up_where_a_step_only_resets():
     kind, delivered = "native_next_step", 0
     each = num_envs_of(kind)

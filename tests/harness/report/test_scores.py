@@ -428,6 +428,21 @@ def test_a_run_has_collapsed_if_its_last_policy_lost_half_of_what_was_learned(
     assert found.num_collapsed("ppo on CartPole-v1", "usual") == (0, 3)
 
 
+@pytest.mark.parametrize(
+    ("score", "ending"),
+    [
+        (None, " Its last policy: 38.67 against 101; collapsed runs: 2 of 3 against 0 of 3."),
+        ("evaluation", " Collapsed runs: 2 of 3 against 0 of 3."),  # it is the verdict's already
+    ],
+)
+def test_one_comparison_ends_with_the_last_policies_and_the_collapsed_runs(tmp_path, score, ending):
+    for seed, last in enumerate((10.0, 20.0, 86.0)):
+        evaluate(tmp_path / f"a{seed}", 1000, 0, 20, 40, 60, 100 + seed, seed=seed, scheme="a")
+        evaluate(tmp_path / f"b{seed}", 1000, 0, 30, 60, 90, last, seed=seed, scheme="b")
+    sentence, *_ = opening(report(tmp_path, baseline="a", score=score))
+    assert sentence.endswith(ending)
+
+
 def test_the_difference_of_the_acting_weights_is_the_sum_of_its_parts(tmp_path):
     for seed in range(4):
         for name, level in (("a", 100.0), ("b", 50.0)):
