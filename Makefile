@@ -24,11 +24,11 @@ BIN := .venv/bin
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 # Tests start hundreds of interpreters: without bytecode, each would compile the packages anew.
-test rest slow costs coverage: export PYTHONDONTWRITEBYTECODE :=
+test rest repeated slow costs coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help run test rest slow costs mutants mutants-random coverage check chaos soak load conformance controllers bench report reproduce browser docs publish peers trl clean
+.PHONY: help run test rest repeated slow costs mutants mutants-random coverage check chaos soak load conformance controllers bench report reproduce browser docs publish peers trl clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,10 @@ test: $(READY) ## run the tests: all but dear ones that no change of tests/mutan
 
 rest: $(READY) ## run the tests that a plain `make test` leaves out
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --rest $(ARGS)
+
+repeated: $(READY) ## run the slow tests that repeat, resume and replay whole runs of every algorithm
+	$(BIN)/python -m pytest -n 3 -m slow tests/harness/test_every_algorithm.py \
+		tests/harness/test_repeated_runs.py tests/harness/test_replayed_runs.py $(ARGS)
 
 slow: $(READY) ## run the slow tests: whole runs that learn or measure, and repetitions
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.selection import DEAR, function_of
+from tests.selection import DEAR, function_of, read_dear
 
 LIMIT_S = 0.5  # of all cases of a function together
 # What tests import only when they need it: the first one in a process would seem dear.
@@ -86,7 +86,7 @@ def dear(seconds: dict[str, float]) -> list[str]:
 
 def main(file: str) -> None:
     """Write tests/dear.txt from measured seconds, and print what is new and what no longer is."""
-    before = set(DEAR.read_text().splitlines())
+    before = set(read_dear())
     names = dear(json.loads(Path(file).read_text()))
     DEAR.write_text("".join(f"{name}\n" for name in names))
     for sign, changed in (("+", set(names) - before), ("-", before - set(names))):

@@ -3,8 +3,8 @@
 tests/dear.txt lists the dear test functions: those whose cases take more than half a second of
 processor time together. `make costs` measures it. Of these, a plain run has only the witnesses:
 
-- the case that notices a change of tests/mutants, which `make mutants` records; of a change without
-  a record, the first case of each test that it names;
+- the case that notices a change of tests/mutants, which `make mutants` and `make mutants-random`
+  record; of a change without a record, the first case of each test that it names;
 - tests/promises: each promise by each mechanism;
 - a whole run of each algorithm and of each collector.
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.table import read_mutants, read_witnesses
+from tests.mutants.table import RANDOM, read_mutants, read_rows, read_witnesses
 
 HERE = Path(__file__).parent
 DEAR = HERE / "dear.txt"
@@ -49,10 +49,11 @@ def divided(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytes
 
 def is_left_out(nodeids: Sequence[str]) -> list[bool]:
     """Of each case, in the order of collection, whether a plain run leaves it out."""
-    dear = set(DEAR.read_text().splitlines())
+    dear = set(read_dear())
     recorded = read_witnesses()
     mutants = read_mutants()
     noticing = {recorded[mutant.name] for mutant in mutants if mutant.name in recorded}
+    noticing |= {row["noticed_by"] for row in read_rows(RANDOM).values()}
     named = {test for mutant in mutants if mutant.name not in recorded for test in mutant.tests}
     seen: set[str] = set()
     left_out = []
@@ -65,6 +66,11 @@ def is_left_out(nodeids: Sequence[str]) -> list[bool]:
         is_witness = is_witness or (is_named and (is_first or nodeid in named))
         left_out.append(function in dear and not is_witness)
     return left_out
+
+
+def read_dear() -> list[str]:
+    """The dear test functions."""
+    return DEAR.read_text().splitlines()
 
 
 def function_of(nodeid: str) -> str:

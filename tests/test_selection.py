@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.mutants.table import read_mutants
-from tests.selection import DEAR, is_left_out
+from tests.selection import is_left_out, read_dear
 
-DEAR_TESTS = DEAR.read_text().splitlines()
+DEAR_TESTS = read_dear()
 NAMED = {test for mutant in read_mutants() for test in mutant.tests}
 
 

@@ -4,7 +4,8 @@ A change is a comparison, an arithmetic operator, a constant, a condition or a s
 function's body: another one, or none. A seed draws them by a hash of what they are, so most drawn
 changes stay the same while other code changes. Each is run against the tests that touch its line,
 then against others that touch its function or its file, the cheapest first, until one fails that
-passes without the change. random.jsonl keeps who noticed; what stands there is not run again.
+passes without the change. Dear tests (tests/selection.py) take part after `--touches`, which
+measures what they touch. random.jsonl keeps who noticed; what stands there is not run again.
 `equivalent` in a row says why nothing could notice it; that is written by hand.
 
 Before tests are deleted, `--without` runs the changes that they noticed against the other tests:
@@ -47,10 +48,9 @@ import pytest
 
 from tests.costs import import_what_is_large
 from tests.mutants.__main__ import copy_tree
-from tests.mutants.table import FOLDER, ROOT
-from tests.selection import function_of
+from tests.mutants.table import RANDOM, ROOT, read_rows
+from tests.selection import WHOLE, function_of, read_dear
 
-NOTICED = FOLDER / "random.jsonl"
 TOUCHED = ROOT / "outputs" / "mutants" / "touched.json"  # which test touches which line
 SCOPE = ("harness/algorithms", "harness/measures", "harness/report", "sync", "collectors")
 TESTS = ("tests/harness", "tests/sync", "tests/collectors", "tests/promises")
@@ -279,7 +279,7 @@ class Touches:
 
 
 def measure_touches(file: Path, tests: Sequence[str]) -> None:
-    """Run tests once."""
+    """Run tests once; tests and options of pytest."""
     touches = Touches()
     pytest.main([*PYTEST, *tests], plugins=[touches])
     touches.save(file)
@@ -455,9 +455,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         files = sorted(file for file in measured if (ROOT / file).exists())
         deselected = [f"--deselect={test}" for test in without]
         return int(pytest.main([*PYTEST, *deselected, *files], plugins=[plugin]))
-    if options.touches is not None or not TOUCHED.exists():
+    if options.touches is not None:
         measure_touches(TOUCHED, options.touches or TESTS)
-    rows = read_rows(NOTICED)
+    elif not TOUCHED.exists():
+        measure_touches(TOUCHED, [*TESTS, *(f"--deselect={test}" for test in read_dear())])
+    rows = read_rows(RANDOM)
     forget_what_is_gone(rows)
     changes = draw(options.seed, options.draw, options.only)
     noticed_by = {name: row["noticed_by"] for name, row in rows.items()}
@@ -470,7 +472,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         left = [change for change in changes if change.name not in rows]
     print(f"{len(changes)} changes drawn, {len(left)} to be run", flush=True)
     with tempfile.TemporaryDirectory(prefix="lockstep-mutants-") as folder:
-        output = Path(folder) / "rows.jsonl" if options.without else NOTICED
+        output = Path(folder) / "rows.jsonl" if options.without else RANDOM
         run_all(left, options, Path(folder), output)
         rows = read_rows(output)
     print_result([rows[change.name] for change in changes if change.name in rows])
@@ -484,7 +486,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], help="parts of files' paths to draw from")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="at a time (%(default)s)")
     parser.add_argument(
-        "--touches", nargs="*", metavar="TEST", help="measure again what these tests touch, or all"
+        "--touches",
+        nargs="*",
+        metavar="TEST",
+        help="measure what these tests touch, or all; at first, those that are not dear",
     )
     parser.add_argument("--again", action="store_true", help="run what was not noticed again")
     parser.add_argument("--without", nargs="*", default=[], metavar="TEST", help="see above")
@@ -513,20 +518,11 @@ def run_all(
         job.wait()
 
 
-def read_rows(file: Path) -> dict[str, dict[str, Any]]:
-    """What is known of each change, the newest row last."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    rows: dict[str, dict[str, Any]] = {}
-    for row in map(json.loads, lines):
-        rows[row["name"]] = rows.get(row["name"], {}) | row
-    return rows
-
-
 def forget_what_is_gone(rows: dict[str, dict[str, Any]]) -> None:
     """Leave out of the file what is no change of today's code."""
     names = {change.name for change in draw(0, sys.maxsize, ())}
     kept = [json.dumps(row) + "\n" for name, row in rows.items() if name in names]
-    NOTICED.write_text("".join(kept))
+    RANDOM.write_text("".join(kept))
 
 
 def print_result(rows: Sequence[dict[str, Any]]) -> None:
@@ -534,9 +530,12 @@ def print_result(rows: Sequence[dict[str, Any]]) -> None:
     equivalent = [row for row in survivors if row.get("equivalent")]
     for row in survivors:
         print(f"{row.get('equivalent') or 'NOT NOTICED'}: line {row['line']} of {row['name']}")
+    dear = set(read_dear())
+    noticed = [row["noticed_by"] for row in rows if row["noticed_by"]]
+    by_dear = [x for x in noticed if function_of(x) in dear and not x.startswith(WHOLE)]
     print(
-        f"{len(rows)} changes: {len(rows) - len(survivors)} noticed, {len(equivalent)} equivalent, "
-        f"{len(survivors) - len(equivalent)} neither"
+        f"{len(rows)} changes: {len(noticed)} noticed, {len(by_dear)} of them by dear tests, "
+        f"{len(equivalent)} equivalent, {len(survivors) - len(equivalent)} neither"
     )
 
 

@@ -11,18 +11,22 @@ names the tests of which at least one must fail:
     new = "+ config.entropy_weight * entropy"
     tests = ["tests/harness/test_ppo.py::test_a_policy_without_gain_is_drawn_to_entropy"]
 
-`make mutants` records in witnesses.txt which case noticed each change.
+`make mutants` records in witnesses.txt which case noticed each change, and `make mutants-random` in
+random.jsonl which one noticed each change that it drew.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent.parent
 WITNESSES = FOLDER / "witnesses.txt"
+RANDOM = FOLDER / "random.jsonl"
 
 
 @dataclass(frozen=True)
@@ -62,3 +66,12 @@ def read_witnesses() -> dict[str, str]:
 def write_witnesses(witnesses: dict[str, str]) -> None:
     lines = [f"{name} {test}\n" for name, test in sorted(witnesses.items())]
     WITNESSES.write_text("".join(lines))
+
+
+def read_rows(file: Path) -> dict[str, dict[str, Any]]:
+    """What is known of each change that was drawn, the newest row last."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    rows: dict[str, dict[str, Any]] = {}
+    for row in map(json.loads, lines):
+        rows[row["name"]] = rows.get(row["name"], {}) | row
+    return rows
