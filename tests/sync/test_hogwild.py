@@ -151,7 +151,7 @@ def test_uses_during_which_weights_moved_are_counted_as_torn():
         assert counted == {"checked": 4, "torn": 2, "fraction": 0.5}
 
 
-@pytest.mark.parametrize(("given", "every"), [({}, 17), ({"check_every": 3}, 3)])
+@pytest.mark.parametrize(("given", "every"), [({}, 17), ({"check_every": 4}, 4)])
 def test_of_so_many_uses_the_first_is_checked(given, every):
     model = policy(1)
     with running(scheme_of(model, **given)) as (worker,):
