@@ -33,8 +33,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.update_limit import Limit  # noqa: E402
 from harness.algorithms.interface import Setup  # noqa: E402
-from harness.algorithms.ppo import PPO  # noqa: E402
-from harness.options import MLPConfig, PPOConfig  # noqa: E402
+from harness.algorithms.ppo import PPO, PPOConfig  # noqa: E402
+from harness.models.encoders import MLPConfig  # noqa: E402
 
 ENVS, STEPS, MINIBATCH, EPOCHS = 8, 128, 256, 4
 FRAMES = ENVS * STEPS

@@ -12,32 +12,32 @@ config file of their own (`plugins=[my_package.my_module]`); modules in the curr
 found, too. An installed package declares them by the entry-point group `lockstep.plugins`. A run
 directory's stored plugins are imported only if a person names them again.
 
-The parts that come with Lockstep are added below in the same way, by the path of what makes them,
-so that nothing heavy is imported here.
+Lockstep's own parts are registered in the same way, in the files of harness/algorithms, models,
+environments and logging: a file that is added to these folders needs no other change. Collectors,
+schemes and gymnasium's wrappers, whose packages know no registry, are listed below.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, is_dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import cache, cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from harness.errors import ConfigError, nearest, suggest
-from harness.options import algorithms as algo
-from harness.options import algorithms as objective
-from harness.options import collectors as collect
-from harness.options import loggers as log
-from harness.options import models as model
-from harness.options import simulated, sync
-from harness.options.base import Options, build, summary
+from harness.options.base import Options, summary
+from harness.options.collectors import CollectorConfig
+from harness.options.run import AlgorithmConfig, LoggerConfig, ModelConfig
+from harness.options.sync import SyncConfig
 
+HARNESS = Path(__file__).parent
 ENTRY_POINTS = "lockstep.plugins"
 
 Made = TypeVar("Made", bound=Callable[..., Any])
@@ -45,21 +45,31 @@ Made = TypeVar("Made", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that a config can name."""
+    """One thing that a config can name.
+
+    Classes and functions may be given as "module:attribute", which is imported when it is used.
+    """
 
     name: str
-    target: Any  # a class or function, or "module:attribute", which is imported when it is used
-    options: type | None = None
+    target: Any  # a class or function
+    options_class: Any = None  # a dataclass; None: it has no options
     vector: Any = None  # wrappers: what wraps a native vector of environments
+    sentence: str = ""  # what it is, where that is known without an import
 
     def load(self) -> Any:
         """The class or function."""
         return load(self.target)
 
     @property
+    def options(self) -> type | None:
+        """The dataclass of its options."""
+        options: type | None = load(self.options_class)
+        return options
+
+    @property
     def summary(self) -> str:
         """What it is, in a line."""
-        of_options = "" if self.options is None else summary(self.options)
+        of_options = self.sentence or ("" if self.options is None else summary(self.options))
         return of_options or summary(self.load())
 
 
@@ -70,8 +80,37 @@ class Registry:
     kind: str  # in messages: "algorithm"
     group: str  # where its name is given: "algo"
     base: type | None = None  # the class that the parts' options derive from
+    folder: str = ""  # of harness/, whose files register Lockstep's own parts
     several: bool = False  # whether a config may choose several, each with options below its name
-    _parts: dict[str, Part] = field(default_factory=dict)
+    first: tuple[str, ...] = ()  # names that are listed first, in this order
+    elsewhere: Sequence[Part] = ()  # parts of packages that know no registry
+
+    @cached_property
+    def _parts(self) -> dict[str, Part]:
+        parts = {part.name: part for part in self.elsewhere}
+        for module, code in code_of(self.folder) if self.folder else ():
+            parts |= {part.name: part for part in self._registered(code, module)}
+        order = [name for name in self.first if name in parts]
+        return {name: parts[name] for name in order} | parts
+
+    def _registered(self, code: ast.Module, module: str) -> Iterator[Part]:
+        """What the code has decorated with `register`, a method of this registry."""
+        targets = [x for x in code.body if isinstance(x, ast.ClassDef | ast.FunctionDef)]
+        sentences = {x.name: (ast.get_docstring(x) or "").partition("\n")[0] for x in targets}
+        for target in targets:
+            for decorator in reversed(target.decorator_list):
+                match decorator:
+                    case ast.Call(
+                        func=ast.Attribute(value=ast.Name(id=registry), attr="register"),
+                        args=[ast.Constant(value=str(name))],
+                    ) if globals().get(registry) is self:
+                        given = {str(x.arg): ast.unparse(x.value) for x in decorator.keywords}
+                        options, vector = (
+                            f"{module}:{given[key]}" if key in given else None
+                            for key in ("options", "vector")
+                        )
+                        sentence = sentences.get(given.get("options", "")) or sentences[target.name]
+                        yield Part(name, f"{module}:{target.name}", options, vector, sentence)
 
     def register(
         self, name: str, *, options: type | None = None, vector: Any = None
@@ -84,23 +123,25 @@ class Registry:
 
         return add
 
-    def add(
-        self, name: str, target: Any, options: type | None = None, *, vector: Any = None
-    ) -> None:
-        """Make `target` known under a name: a class or function, or "module:attribute"."""
-        if options is not None and not (isinstance(options, type) and is_dataclass(options)):
-            raise TypeError(f"{self.kind} {name!r}: options is {options!r}, expected a dataclass")
-        if self.base is not None and not (options and issubclass(options, self.base)):
-            raise TypeError(
-                f"{self.kind} {name!r}: its options must derive from {self.base.__name__}, "
-                f"got {options!r}"
-            )
+    def add(self, name: str, target: Any, options: Any = None, *, vector: Any = None) -> None:
+        """Make `target` known under a name. It and its options may be "module:attribute"."""
+        if not isinstance(options, str | None):
+            self._check(name, options)
         registered = self._parts.get(name)
         if registered is not None and path(registered.target) != path(target):
             raise ValueError(
                 f"{self.kind} {name!r} is registered already: {path(registered.target)}"
             )
         self._parts[name] = Part(name, target, options, vector)
+
+    def _check(self, name: str, options: Any) -> None:
+        if not (isinstance(options, type) and is_dataclass(options)):
+            raise TypeError(f"{self.kind} {name!r}: options is {options!r}, expected a dataclass")
+        if self.base is not None and not issubclass(options, self.base):
+            raise TypeError(
+                f"{self.kind} {name!r}: its options must derive from {self.base.__name__}, "
+                f"got {options!r}"
+            )
 
     def get(self, name: Any) -> Part:
         """The part of this name; an unknown one is a `ConfigError` that names the nearest."""
@@ -122,6 +163,20 @@ class Registry:
     def names(self) -> list[str]:
         """All names."""
         return list(self._parts)
+
+
+@cache
+def code_of(folder: str) -> list[tuple[str, ast.Module]]:
+    """The modules of a folder that may register parts, with their code.
+
+    They are not imported before a config chooses one: torch alone takes seconds to load.
+    """
+    files = [(file, file.read_text()) for file in sorted((HARNESS / folder).glob("*.py"))]
+    return [
+        (f"harness.{folder}.{file.stem}".removesuffix(".__init__"), ast.parse(text, str(file)))
+        for file, text in files
+        if "\n@" in text and ".register(" in text
+    ]
 
 
 def load(target: Any) -> Any:
@@ -146,23 +201,6 @@ def choice(value: Any, place: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(arguments, dict | None):
         raise ConfigError(f"{place} gives {name!r} the arguments {arguments!r}, expected a mapping")
     return name, dict(arguments or {})
-
-
-def chosen_objective(config: algo.PPOConfig) -> tuple[Part, Any]:
-    """The objective that an algorithm's options name, and its own options, or None.
-
-    `ConfigError` if there is no such objective, or if it cannot be the method of its name.
-    """
-    name, arguments = choice(config.objective, "algo.objective")
-    part = objectives.get(name)
-    if part.options is None:
-        if arguments:
-            raise ConfigError(f"algo.objective={name} takes no options, got {arguments}")
-        return part, None
-    options: Any = build(part.options, arguments, f"algo.objective.{name}")
-    if isinstance(options, objective.ObjectiveConfig):
-        options.check(name, config)
-    return part, options
 
 
 # -- plugins
@@ -210,106 +248,98 @@ def _load(module: str) -> None:
         ) from error
 
 
-# -- the parts that come with Lockstep
+# -- the kinds of parts, with Lockstep's own
 
 # Made with (options, setup): see harness/algorithms/interface.py.
-algorithms = Registry("algorithm", "algo", algo.AlgorithmConfig)
-algorithms.add("ppo", "harness.algorithms.ppo:PPO", algo.PPOConfig)
-algorithms.add("grpo", "harness.algorithms.grpo:GRPO", algo.GRPOConfig)
-algorithms.add("impala", "harness.algorithms.impala:IMPALA", algo.IMPALAConfig)
-algorithms.add("sac", "harness.algorithms.sac:SAC", algo.SACConfig)
-algorithms.add("dqn", "harness.algorithms.dqn:DQN", algo.DQNConfig)
+algorithms = Registry(
+    "algorithm", "algo", AlgorithmConfig, "algorithms", first=("ppo", "grpo", "impala", "sac")
+)
 
 # Called with (frames, config of the algorithm, options=): see harness/algorithms/objectives.py.
-objectives = Registry("objective", "algo.objective")
-for name, objective_options in (
-    ("behaviour", None),
-    ("proximal", None),
-    ("decoupled", objective.DecoupledConfig),
-    ("ewma", objective.EWMAConfig),
-    ("dual_clip", objective.DualClipConfig),
-    ("vtrace", objective.VTraceConfig),
-    ("truncated_is", objective.TruncatedISConfig),
-    ("cispo", objective.CISPOConfig),
-    ("m2po", objective.M2POConfig),
-    ("dppo", objective.DPPOConfig),
-    ("sapo", objective.SAPOConfig),
-    ("vcpo", objective.VCPOConfig),
-    ("vaco", objective.VACOConfig),
-    ("a3po", objective.A3POConfig),
-    ("gspo", objective.GSPOConfig),
-    ("sequence_is", objective.SequenceISConfig),
-    ("geometric", objective.GeometricConfig),
-    ("vespo", objective.VESPOConfig),
-):
-    objectives.add(name, f"harness.algorithms.objectives:{name}", objective_options)
+objectives = Registry("objective", "algo.objective", folder="algorithms")
 
 # Made with (options, observation_space): an encoder, see harness/models/encoders.py. One whose
 # options derive from MemoryConfig is followed by an LSTM.
-models = Registry("model", "model", model.ModelConfig)
-models.add("mlp", "harness.models.encoders:MLPEncoder", model.MLPConfig)
-models.add("cnn", "harness.models.encoders:CNNEncoder", model.CNNConfig)
-models.add("impala_cnn", "harness.models.encoders:ImpalaCNNEncoder", model.ImpalaCNNConfig)
-models.add("minatar_cnn", "harness.models.encoders:MinAtarCNNEncoder", model.MinAtarCNNConfig)
-models.add("transformer", "harness.models.transformer:TransformerEncoder", model.TransformerConfig)
-models.add("lstm", "harness.models.encoders:MLPEncoder", model.LSTMConfig)
-models.add("cnn_lstm", "harness.models.encoders:CNNEncoder", model.CNNLSTMConfig)
-models.add("impala_cnn_lstm", "harness.models.encoders:ImpalaCNNEncoder", model.ImpalaCNNLSTMConfig)
-models.add(
-    "minatar_cnn_lstm", "harness.models.encoders:MinAtarCNNEncoder", model.MinAtarCNNLSTMConfig
+models = Registry(
+    "model",
+    "model",
+    ModelConfig,
+    "models",
+    first=("mlp", "cnn", "impala_cnn", "minatar_cnn", "transformer", "lstm"),
 )
 
 # Made with (env, **arguments); `vector` wraps a native vector of environments.
-wrappers = Registry("wrapper", "env.wrappers")
-for name, single, vector in (
-    ("atari", "AtariPreprocessing", None),
-    ("clip_reward", "ClipReward", "ClipReward"),
-    ("delay_observation", "DelayObservation", None),
-    ("flatten_observation", "FlattenObservation", "FlattenObservation"),
-    ("frame_stack", "FrameStackObservation", None),
-    ("grayscale", "GrayscaleObservation", "GrayscaleObservation"),
-    ("repeat_action", "RepeatAction", None),
-    ("rescale_action", "RescaleAction", "RescaleAction"),
-    ("rescale_observation", "RescaleObservation", "RescaleObservation"),
-    ("resize", "ResizeObservation", "ResizeObservation"),
-    ("sticky_action", "StickyAction", None),
-    ("time_aware", "TimeAwareObservation", None),
-):
-    of_vectors = vector and f"gymnasium.wrappers.vector:{vector}"
-    wrappers.add(name, f"gymnasium.wrappers:{single}", vector=of_vectors)
-wrappers.add("episodic_life", "harness.environments.wrappers:EpisodicLife")
-wrappers.add("fire_reset", "harness.environments.wrappers:FireReset")
-wrappers.add("one_hot_grid", "harness.environments.wrappers:OneHotGrid")
+wrappers = Registry(
+    "wrapper",
+    "env.wrappers",
+    folder="environments",
+    elsewhere=[
+        Part(
+            name,
+            f"gymnasium.wrappers:{single}",
+            vector=vector and f"gymnasium.wrappers.vector:{vector}",
+        )
+        for name, single, vector in (
+            ("atari", "AtariPreprocessing", None),
+            ("clip_reward", "ClipReward", "ClipReward"),
+            ("delay_observation", "DelayObservation", None),
+            ("flatten_observation", "FlattenObservation", "FlattenObservation"),
+            ("frame_stack", "FrameStackObservation", None),
+            ("grayscale", "GrayscaleObservation", "GrayscaleObservation"),
+            ("repeat_action", "RepeatAction", None),
+            ("rescale_action", "RescaleAction", "RescaleAction"),
+            ("rescale_observation", "RescaleObservation", "RescaleObservation"),
+            ("resize", "ResizeObservation", "ResizeObservation"),
+            ("sticky_action", "StickyAction", None),
+            ("time_aware", "TimeAwareObservation", None),
+        )
+    ],
+)
 
 # Made with options.arguments(): see sync/scheme.py and examples/own_scheme.py.
-schemes = Registry("sync scheme", "sync", sync.SyncConfig)
-schemes.add("shared_mem", "sync:SharedMemWeightSyncScheme", sync.SharedMemConfig)
-schemes.add("multiprocess", "sync:MultiProcessWeightSyncScheme", sync.MultiProcessConfig)
-schemes.add("hogwild", "sync:HogwildWeightSyncScheme", sync.HogwildConfig)
-schemes.add("none", "sync:NoWeightSyncScheme", sync.NoneConfig)
-schemes.add("distributed", "sync:DistributedWeightSyncScheme", sync.DistributedConfig)
-schemes.add("rpc", "sync:RPCWeightSyncScheme", sync.RPCConfig)
-schemes.add("ray", "sync:RayWeightSyncScheme", sync.RaySyncConfig)
+schemes = Registry(
+    "sync scheme",
+    "sync",
+    SyncConfig,
+    elsewhere=[
+        Part(name, f"sync:{scheme}WeightSyncScheme", f"harness.options.sync:{options}")
+        for name, scheme, options in (
+            ("shared_mem", "SharedMem", "SharedMemConfig"),
+            ("multiprocess", "MultiProcess", "MultiProcessConfig"),
+            ("hogwild", "Hogwild", "HogwildConfig"),
+            ("none", "No", "NoneConfig"),
+            ("distributed", "Distributed", "DistributedConfig"),
+            ("rpc", "RPC", "RPCConfig"),
+            ("ray", "Ray", "RaySyncConfig"),
+        )
+    ],
+)
 
 # Made with (env factory, policy, weight_sync_schemes=, seed=, **options.arguments(config)).
-collectors = Registry("collector", "collector", collect.CollectorConfig)
-collectors.add("single", "collectors:Collector", collect.SingleConfig)
-collectors.add("multi_sync", "collectors:MultiSyncCollector", collect.MultiSyncConfig)
-collectors.add("multi_async", "collectors:MultiAsyncCollector", collect.MultiAsyncConfig)
-collectors.add("simulated", "collectors:SimulatedCollector", simulated.SimulatedConfig)
-collectors.add("distributed", "collectors:DistributedCollector", collect.DistributedCollectorConfig)
-collectors.add("rpc", "collectors:RPCCollector", collect.RPCCollectorConfig)
-collectors.add("ray", "collectors:RayCollector", collect.RayCollectorConfig)
+collectors = Registry(
+    "collector",
+    "collector",
+    CollectorConfig,
+    elsewhere=[
+        Part(name, f"collectors:{collector}", f"harness.options.{options}")
+        for name, collector, options in (
+            ("single", "Collector", "collectors:SingleConfig"),
+            ("multi_sync", "MultiSyncCollector", "collectors:MultiSyncConfig"),
+            ("multi_async", "MultiAsyncCollector", "collectors:MultiAsyncConfig"),
+            ("simulated", "SimulatedCollector", "simulated:SimulatedConfig"),
+            ("distributed", "DistributedCollector", "collectors:DistributedCollectorConfig"),
+            ("rpc", "RPCCollector", "collectors:RPCCollectorConfig"),
+            ("ray", "RayCollector", "collectors:RayCollectorConfig"),
+        )
+    ],
+)
 
 # Made with (options, run_dir, info): a harness.logging.Logger, or None.
-loggers = Registry("logger", "logger", log.LoggerConfig, several=True)
-loggers.add("jsonl", "harness.logging:no_more_loggers", log.JsonlConfig)
-loggers.add("wandb", "harness.logging.wandb:make", log.WandbConfig)
-loggers.add("tensorboard", "harness.logging.tensorboard:TensorBoardLogger", log.TensorBoardConfig)
-loggers.add("trace", "harness.logging.trace:TraceLogger", log.TraceConfig)
+loggers = Registry(
+    "logger", "logger", LoggerConfig, "logging", several=True, first=("jsonl", "wandb")
+)
 
 # Made with (options): a harness.run.callbacks.Callback.
-callbacks = Registry("callback", "callbacks", Options, several=True)
-callbacks.add("events", "harness.logging.events:EventTrace", log.EventsConfig)
+callbacks = Registry("callback", "callbacks", Options, "logging", several=True)
 
 GROUPS = (algorithms, collectors, schemes, models, loggers, callbacks)  # groups of the config

@@ -10,8 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -70,30 +69,6 @@ def pytest_sessionstart() -> None:
     """Where tests run side by side, start that server at once: it loads while others begin."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         forkserver.ensure_running()
-
-
-@pytest.fixture(autouse=True)
-def options_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store the options for Hydra when other parts are registered than before, not at each run.
-
-    That takes half of the time of composing a config, which tests do a thousand times.
-    """
-    compose = sys.modules.get("harness.config.compose")
-    if compose is not None:
-        store_options = partial(store_new_options, compose.store_options)
-        monkeypatch.setattr(compose, "store_options", store_options)
-
-
-_stored: list[object] = []
-
-
-def store_new_options(store_options: Callable[[], None]) -> None:
-    from harness.registry import GROUPS
-
-    parts = [part for registry in GROUPS for part in registry]
-    if parts != _stored:
-        store_options()
-        _stored[:] = parts
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from tensordict import TensorDictBase
@@ -16,9 +16,9 @@ from harness.algorithms.returns import continues
 from harness.models.encoders import RecurrentEncoder, encoder, flat, orthogonal
 from harness.models.heads import action_head
 from harness.models.normalise import Normaliser
-from harness.options.algorithms import IMPALAConfig, PPOConfig
 from lockstep_check.ages import is_within
 
+Stale = Literal["drop", "mask", "wait"]  # `wait` leaves nothing to drop
 LOSSES = ("policy_loss", "value_loss", "entropy")
 OF_VALUES = ("value_loss", "explained_variance")
 
@@ -29,13 +29,24 @@ def of_counting(metrics: dict[str, float]) -> dict[str, float]:
     return {name: x / share if name in LOSSES else x for name, x in metrics.items()}
 
 
+class ActorCriticOptions(Protocol):
+    """What is read here of the options of PPO and of IMPALA."""
+
+    learning_rate: float
+    anneal_learning_rate: bool
+    max_grad_norm: float
+    normalise_observations: bool
+    max_lag: int | None
+    on_stale: Stale
+
+
 class Actor(nn.Module):
     """The module that is sent to workers: computes an action and its log-probability.
 
     It includes the statistics that scale observations, which are sent with the weights.
     """
 
-    def __init__(self, config: PPOConfig | IMPALAConfig, setup: Setup):
+    def __init__(self, config: ActorCriticOptions, setup: Setup):
         super().__init__()
         observation_space = setup.observation_space
         self.encoder = encoder(setup.model, observation_space)
@@ -132,7 +143,7 @@ class ActorCritic(Algorithm):
     STATE: ClassVar[tuple[str, ...]] = ("policy", "critic", "optimiser", "statistics", "frames")
     optimiser: Optimiser
 
-    def __init__(self, config: PPOConfig | IMPALAConfig, setup: Setup):
+    def __init__(self, config: ActorCriticOptions, setup: Setup):
         self.config = config
         self.device = setup.device
         self.total_frames = setup.total_frames

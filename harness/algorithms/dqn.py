@@ -8,6 +8,8 @@ et al., 2015) or another for each worker (Horgan et al., 2018, Ape-X).
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import torch
 from gymnasium.spaces import Discrete, Space
@@ -17,14 +19,67 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from collectors.data.prioritised_replay import PrioritisedReplayBuffer
-from harness.algorithms.interface import ReplayAlgorithm, Setup
+from collectors.options.check_types import (
+    Count,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    Range,
+    Share,
+)
+from harness.algorithms.interface import ReplayAlgorithm, ReplayConfig, Setup
 from harness.algorithms.optimisers import Adam, follow, seeded
+from harness.errors import ConfigError
 from harness.models.encoders import encoder, flat, mlp, orthogonal
 from harness.models.heads import wants_sample
-from harness.options.algorithms import DQNConfig
-from harness.options.models import ModelConfig
+from harness.options.run import ModelConfig
+from harness.registry import algorithms
 
 LEAST_PRIORITY = 1e-6  # so that a frame without an error is drawn again, too
+
+
+@dataclass
+class DQNConfig(ReplayConfig):
+    """Deep Q-learning: off-policy, for discrete actions, on samples of a replay buffer."""
+
+    models: ClassVar[str] = "mlp or model=cnn"
+
+    name: str = "dqn"
+    learning_rate: Positive = 2.5e-4  # of Adam
+    anneal_learning_rate: bool = False  # linearly, to zero at the last frame
+    gamma: Share = 0.99  # discount
+    batch_size: Count = 32  # replayed frames in one update
+    buffer_size: Count = 100_000  # frames that the replay buffer holds
+    learning_starts: NonNegativeInt = 5_000  # random frames before the first update
+    updates_per_frame: Positive = 0.25  # gradient steps for each collected frame
+    max_grad_norm: NonNegative = 10.0  # of all gradients together; 0: no limit
+    double: bool = True  # the network chooses the next action, the target network evaluates it
+    duelling: bool = False  # separate estimates for state values and action advantages
+    n_steps: Count = 1  # rewards that a return sums before it bootstraps
+    target_interval: Count = 500  # updates between two updates of the target network
+    # how far the target network moves to the network each time; 1: a copy
+    target_tau: Annotated[float, Range(0, 1, above=True)] = 1.0
+    epsilon_start: Share = 1.0  # probability of a random action after the random frames
+    epsilon_end: Share = 0.05  # and after `epsilon_frames` more, which it falls to linearly
+    epsilon_frames: Count = 10_000  # see `epsilon_end`
+    # constant probabilities instead, as in Ape-X: of worker i among n,
+    # epsilon_base ** (1 + epsilon_power * i / (n - 1))
+    epsilon_per_worker: bool = False
+    epsilon_base: Share = 0.4  # epsilon_per_worker=true: epsilon of the first worker
+    epsilon_power: NonNegative = 7.0  # epsilon_per_worker=true: spread over the other workers
+    prioritised: bool = False  # draw frames with large errors more often
+    priority_exponent: Share = 0.6  # 0: uniformly; 1: in proportion to the error
+    # of the importance weights at first; it grows linearly, to 1 at the last frame
+    weight_exponent: Share = 0.4
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        collector = config.collector
+        if self.epsilon_per_worker and collector.simulates and collector.cudagraph_policy:
+            raise ConfigError(
+                "algo.epsilon_per_worker=true collector.cudagraph_policy=true: all simulated "
+                "workers share one graph, which holds one epsilon; expected false for one of them"
+            )
 
 
 class QNetwork(nn.Module):
@@ -109,6 +164,7 @@ def epsilons(config: DQNConfig, num_workers: int) -> list[float]:
     return [config.epsilon_base**power for power in powers]
 
 
+@algorithms.register("dqn", options=DQNConfig)
 class DQN(ReplayAlgorithm):
     """The learner: holds `policy`, which is sent to workers, and improves it by replayed frames."""
 

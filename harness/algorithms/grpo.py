@@ -6,15 +6,60 @@ begin with the same observation.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from harness.algorithms.ppo import PPO
+from collectors.options.check_types import Count, NonNegative, Positive
+from harness.algorithms.ppo import PPO, PPOConfig
 from harness.algorithms.returns import Returns, Steps
-from harness.options.algorithms import GRPOConfig
+from harness.errors import ConfigError
+from harness.registry import algorithms
 
 
+@dataclass
+class GRPOConfig(PPOConfig):
+    """Group-relative policy optimisation: episodes that begin alike are compared, without critic.
+
+    Values, and with them gamma, gae_lambda, vtrace and the options of values, have no part in it.
+    """
+
+    critic: ClassVar[bool] = False
+
+    name: str = "grpo"
+    learning_rate: Positive = 1e-3  # of Adam
+    anneal_learning_rate: bool = False  # linearly, to zero at the last frame
+    epochs: Count = 2  # passes over each batch
+    minibatch_size: Count = 288  # frames in one gradient step, approximately
+    normalise_advantages: bool = False  # to mean 0 and variance 1 in each minibatch
+    entropy_weight: NonNegative = 0.0  # weight of the entropy bonus
+    value_weight: NonNegative = 0.0  # weight of the value loss
+    max_grad_norm: NonNegative = 1.0  # of all gradients together; 0: no limit
+    # what a return is compared with: the mean of its group, or of the others in it (RLOO)
+    baseline: Literal["group", "leave_one_out"] = "group"
+    scale: bool = True  # divide by the standard deviation of the group
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.vtrace:
+            raise ConfigError(
+                "algo.vtrace=true algo=grpo: returns of whole episodes are not corrected; expected "
+                "false"
+            )
+        env, size = config.env, config.env.kwargs.get("group_size", 1)
+        if env.id == "lockstep/Tokens-v0" and (size < 2 or env.vectorisation != "native"):
+            named, expected = f"env.kwargs.group_size={size}", "2 or more"
+            if size >= 2:
+                named, expected = f"env.vectorisation={env.vectorisation}", "native"
+            raise ConfigError(
+                f"{named} algo=grpo: no two episodes would begin alike; expected {expected}"
+            )
+
+
+@algorithms.register("grpo", options=GRPOConfig)
 class GRPO(PPO):
     """PPO's update, whose advantages are those of an episode within its group."""
 

@@ -6,20 +6,61 @@ Architectures", 2018. Losses are means over frames; the paper's are sums.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Literal
+
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from harness.algorithms.actor_critic import ActorCritic, of_counting
-from harness.algorithms.interface import Setup
+from collectors.options.check_types import Count, NonNegative, NonNegativeInt, Positive, Share
+from harness.algorithms.actor_critic import ActorCritic, Stale, of_counting
+from harness.algorithms.interface import Setup, to_normalise
 from harness.algorithms.objectives import mean
 from harness.algorithms.optimisers import Adam, Optimiser, RMSProp
 from harness.algorithms.returns import Steps, explained_variance, vtrace
 from harness.measures import Means
 from harness.measures.meters import Ratios
-from harness.options.algorithms import IMPALAConfig
+from harness.options.base import linked
+from harness.options.run import AlgorithmConfig
+from harness.registry import algorithms
 
 
+@dataclass
+class IMPALAConfig(AlgorithmConfig):
+    """IMPALA, an actor-critic with V-trace: one gradient step on each batch, corrected for lag."""
+
+    name: str = "impala"
+    optimiser: Literal["rmsprop", "adam"] = "rmsprop"  # the gradient method
+    learning_rate: Positive = 6e-4  # of the optimiser
+    anneal_learning_rate: bool = True  # linearly, to zero at the last frame
+    rmsprop_alpha: Share = 0.99  # optimiser=rmsprop: decay of the running mean square
+    # optimiser=rmsprop: added to the root of the mean square. Losses are means over frames: divide
+    # values meant for sums, as in the paper, by the frames of a batch
+    rmsprop_eps: Positive = 1e-5
+    rmsprop_momentum: Share = 0.0  # optimiser=rmsprop: momentum
+    epochs: Count = 1  # gradient steps on each batch, each with all of its frames
+    gamma: Share = 0.99  # discount
+    rho_bar: Positive = 1.0  # V-trace: cap on the weight of a frame's own error
+    c_bar: Positive = 1.0  # V-trace: cap on the weight with which later errors are passed back
+    pg_rho_bar: Positive = 1.0  # cap on a frame's weight in the policy gradient
+    entropy_weight: NonNegative = 0.01  # weight of the entropy bonus
+    value_weight: NonNegative = 0.5  # weight of the value loss
+    max_grad_norm: NonNegative = 0.5  # of all gradients together; 0: no limit
+    # the gradient step (loss, gradient, clipping, optimiser), by torch.compile: a slower start,
+    # then faster updates; not for models with memory
+    compile: bool = False
+    clip_rewards: bool = False  # learn from rewards clipped to -1..1; logged returns do not change
+    normalise_observations: bool = False  # by running statistics, which travel with the weights
+    # versions; frames that lag more are not learned from, and counted
+    max_lag: NonNegativeInt | None = field(default=None, metadata=linked("${sync.max_lag}"))
+    # drop: such frames are left out; mask: they stay in minibatches and trajectories, weightless
+    on_stale: Stale = field(default="drop", metadata=linked("${sync.on_stale}"))
+
+    sampled_frames = property(to_normalise)
+
+
+@algorithms.register("impala", options=IMPALAConfig)
 class IMPALA(ActorCritic):
     """The learner: holds `policy`, which is sent to workers, and improves it batch by batch."""
 

@@ -7,14 +7,17 @@ of a batch are in actor_critic.py, advantages and targets in returns.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from gymnasium.spaces import Box
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from harness.algorithms.actor_critic import OF_VALUES, ActorCritic, of_counting
-from harness.algorithms.interface import Setup
+from collectors.options.check_types import Count, NonNegative, NonNegativeInt, Positive, Share
+from harness.algorithms.actor_critic import OF_VALUES, ActorCritic, Stale, of_counting
+from harness.algorithms.interface import Setup, to_normalise
 from harness.algorithms.minibatches import layout
 from harness.algorithms.objectives import Frames, Objective, kl_estimate, mean, objective
 from harness.algorithms.optimisers import Adam, Averaged
@@ -30,10 +33,75 @@ from harness.errors import ConfigError, show
 from harness.measures import Means
 from harness.measures.meters import Ratios
 from harness.models.normalise import Normaliser
-from harness.options.algorithms import PPOConfig
+from harness.options.base import linked
+from harness.options.run import AlgorithmConfig
+from harness.registry import algorithms
 from lockstep_check.ages import age
 
 
+@dataclass
+class PPOConfig(AlgorithmConfig):
+    """Proximal policy optimisation: on-policy, with options for lagging data."""
+
+    critic: ClassVar[bool] = True  # whether it learns values
+
+    name: str = "ppo"
+    learning_rate: Positive = 2.5e-4  # of Adam
+    anneal_learning_rate: bool = True  # linearly, to zero at the last frame
+    epochs: Count = 4  # passes over each batch
+    minibatch_size: Count = 256  # frames in one gradient step, approximately: a batch is cut evenly
+    # draw minibatches at random; false: in the order in which frames were made, so that a minibatch
+    # holds whole groups of algo=grpo if their episodes run beside each other
+    shuffle: bool = True
+    gamma: Share = 0.99  # discount
+    gae_lambda: Share = 0.95  # 0: one-step returns; 1: whole returns
+    clip: Positive = 0.2  # how far a probability ratio may move from one
+    clip_high: Positive | None = None  # and upwards, if that is another distance (DAPO: 0.28)
+    clip_value: bool = True  # keep value predictions within `clip` of the old ones, too
+    normalise_advantages: bool = True  # to mean 0 and variance 1 in each minibatch
+    entropy_weight: NonNegative = 0.01  # weight of the entropy bonus
+    value_weight: NonNegative = 0.5  # weight of the value loss
+    max_grad_norm: NonNegative = 0.5  # of all gradients together; 0: no limit
+    # end a batch's epochs once the policy is this far from what it was at the start of the update
+    target_kl: Positive | None = None
+    # by running statistics, which travel with the weights; the first are of 1024 random actions
+    normalise_observations: bool = False
+    normalise_rewards: bool = False  # by the running spread of the discounted return
+    # what an update maximises, a registered objective or {name: {options}}: clipped against the
+    # weights that acted (behaviour, dual_clip, gspo, geometric), against the learner's own at the
+    # start of the update (proximal, decoupled, ewma, a3po), or not clipped (vtrace, truncated_is,
+    # cispo, m2po, dppo, sapo, vcpo, vaco, sequence_is, vespo)
+    objective: str | dict[str, Any] = "behaviour"
+    # the gradient step (loss, gradient, clipping, optimiser), by torch.compile: a slower start,
+    # then faster updates; not for models with memory
+    compile: bool = False
+    # V-trace returns, corrected for lag, instead of GAE; true with an objective that needs them
+    vtrace: bool = field(default=False, metadata=linked("${lockstep.vtrace:${algo.objective}}"))
+    vtrace_rho: Positive = 1.0  # V-trace: cap on the weight of a frame's own error
+    vtrace_c: Positive = 1.0  # V-trace: cap on the weight with which later errors are passed back
+    # versions; frames that lag more are not learned from, and counted
+    max_lag: NonNegativeInt | None = field(default=None, metadata=linked("${sync.max_lag}"))
+    # drop: such frames are left out; mask: they stay in minibatches and trajectories, weightless
+    on_stale: Stale = field(default="drop", metadata=linked("${sync.on_stale}"))
+
+    sampled_frames = property(to_normalise)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        objective(self)
+
+    def warnings(self, config: Any) -> list[str]:
+        name = self.objective if isinstance(self.objective, str) else next(iter(self.objective))
+        if name != "proximal" or not config.cause_of_lag:
+            return []
+        return [
+            f"algo.objective=proximal with {config.cause_of_lag}: its ratio is to the learner's "
+            "policy at the start of the update, which is not the one that acted; behaviour and "
+            "decoupled correct for that"
+        ]
+
+
+@algorithms.register("ppo", options=PPOConfig)
 class PPO(ActorCritic):
     """The learner: holds `policy`, which is sent to workers, and improves it batch by batch."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,15 +16,46 @@ from tensordict.nn import interaction_type
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from harness.algorithms.interface import ReplayAlgorithm, Setup
+from collectors.options.check_types import Count, Positive, Range, Share
+from harness.algorithms.interface import ReplayAlgorithm, ReplayConfig, Setup, to_normalise
 from harness.algorithms.optimisers import Adam, follow, seeded
-from harness.models.encoders import ACTIVATIONS, encoder, flat, unflat
+from harness.errors import ConfigError
+from harness.models.encoders import ACTIVATIONS, ImageConfig, encoder, flat, unflat
 from harness.models.heads import normal_log_prob, wants_sample
 from harness.models.normalise import Normaliser
-from harness.options.algorithms import SACConfig
-from harness.options.models import ModelConfig
+from harness.options.run import ModelConfig
+from harness.registry import algorithms
 
 LOG_STD_RANGE = (-5.0, 2.0)
+
+
+@dataclass
+class SACConfig(ReplayConfig):
+    """Soft actor-critic: off-policy, for continuous actions, on samples of a replay buffer."""
+
+    name: str = "sac"
+    learning_rate: Positive = 3e-4  # of the policy's Adam
+    critic_learning_rate: Positive = 1e-3  # of the critics' Adam and the temperature's
+    gamma: Share = 0.99  # discount
+    # how far the target critics move to the critics in one update
+    tau: Annotated[float, Range(0, 1, above=True)] = 0.005
+    policy_delay: Count = 2  # the policy takes this many steps after this many critic steps
+    alpha: Positive = 1.0  # temperature: the weight of the entropy; its first value if automatic
+    auto_alpha: bool = True  # adapt the temperature to the target entropy
+    # in the units of actions; null: minus the number of dimensions for actions from -1 to 1, and
+    # moved as far as other bounds are wider
+    target_entropy: float | None = None
+    # by running statistics, which travel with the weights; the first are of 1024 random actions
+    normalise_observations: bool = False
+
+    sampled_frames = property(to_normalise)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if isinstance(config.model, ImageConfig):
+            raise ConfigError(
+                f"algo=sac model={config.model.name}: SAC reads vectors; use model=mlp"
+            )
 
 
 class SACPolicy(nn.Module):
@@ -127,6 +160,7 @@ class TwinCritics(nn.Module):
         return both.squeeze(-1)
 
 
+@algorithms.register("sac", options=SACConfig)
 class SAC(ReplayAlgorithm):
     """The learner: holds `policy`, which is sent to workers, and improves it by replayed frames."""
 

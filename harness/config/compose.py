@@ -5,21 +5,23 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 from hydra.core.plugins import Plugins
 from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
@@ -29,7 +31,7 @@ from harness.files import DEEPEST, parse_yaml
 from harness.options.base import defaults, mappings
 from harness.options.collectors import workers_started
 from harness.options.run import CommandConfig, EnvConfig, RunConfig
-from harness.registry import GROUPS, load_plugins, objectives
+from harness.registry import GROUPS, Part, load_plugins, objectives
 
 HYDRA_VERSION = "1.3"
 PROVIDER = "lockstep"
@@ -55,24 +57,72 @@ class SearchPath(SearchPathPlugin):
             search_path.prepend("command-line", place, SearchPathQuery(provider="main"))
         if str(CONF) not in [element.path for element in search_path.get_path()]:
             search_path.append(PROVIDER, f"file://{CONF}")  # the primary config is elsewhere
+        search_path.append(PROVIDER, f"{PROVIDER}://")
+
+
+class Stored(NamedTuple):
+    """A config of registered options, and the package that it has if none is named."""
+
+    make: Callable[[], DictConfig]
+    package: str | None = None
+
+
+class RegisteredOptions(ConfigSource):
+    """Hydra's source of the options of registered parts.
+
+    Those of a part are read when a config chooses it, since that imports the part.
+    """
+
+    configs: ClassVar[dict[str, Stored]] = {}  # by path: group/name
+
+    @staticmethod
+    def scheme() -> str:
+        return PROVIDER
+
+    def available(self) -> bool:
+        return True
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        config = self.configs[config_path.removesuffix(".yaml")]
+        header = {"package": config.package}
+        return ConfigResult(PROVIDER, self.full_path(), config.make(), header)
+
+    def is_config(self, config_path: str) -> bool:
+        return config_path.removesuffix(".yaml") in self.configs
+
+    def is_group(self, config_path: str) -> bool:
+        folder = f"{config_path.rstrip('/')}/".lstrip("/")
+        return any(path.startswith(folder) for path in self.configs)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        folder = f"{config_path.rstrip('/')}/".lstrip("/")
+        below = [p.removeprefix(folder) for p in self.configs if p.startswith(folder)]
+        names = {ObjectType.CONFIG: {name for name in below if "/" not in name}}
+        names[ObjectType.GROUP] = {name.partition("/")[0] for name in below if "/" in name}
+        kinds = [results_filter] if results_filter else list(names)
+        return sorted({name for kind in kinds for name in names[kind]})
 
 
 def store_options() -> None:
-    """Put the options of every registered part into Hydra's ConfigStore."""
+    """Offer the options of every registered part to Hydra."""
     Plugins.instance().register(SearchPath)
+    Plugins.instance().register(RegisteredOptions)
     setup_globals()  # Hydra's resolvers: --experimental-rerun does not register them
-    store = ConfigStore.instance()
-    run = {**defaults(RunConfig), **defaults(CommandConfig)}
-    store.store(name="run_options", node=run, provider=PROVIDER)
-    store.store(name="gymnasium", group="env", node=_node(EnvConfig), provider=PROVIDER)
+    configs = {"run_options": Stored(lambda: _node(RunConfig, **defaults(CommandConfig)))}
+    configs["env/gymnasium"] = Stored(lambda: _node(EnvConfig))
     for registry in GROUPS:
+        files = {file.stem for file in (CONF / registry.group).glob("*.yaml")}
         for part in registry:
-            assert part.options is not None
-            named = {} if registry.several else {"name": part.name}
-            node, package = _node(part.options, **named), registry.prefix(part.name).rstrip(".")
-            has_file = (CONF / registry.group / f"{part.name}.yaml").is_file()
-            group = f"{BASES}/{registry.group}" if has_file else registry.group
-            store.store(part.name, node, group, package, PROVIDER)
+            place = f"{BASES}/{registry.group}" if part.name in files else registry.group
+            make = partial(_part_node, part, named=not registry.several)
+            package = registry.prefix(part.name).rstrip(".")
+            configs[f"{place}/{part.name}"] = Stored(make, package)
+    RegisteredOptions.configs = configs
+
+
+def _part_node(part: Part, *, named: bool) -> DictConfig:
+    assert part.options is not None
+    return _node(part.options, **({"name": part.name} if named else {}))
 
 
 def _node(options: type, **given: Any) -> DictConfig:

@@ -237,7 +237,7 @@ def _entry(left: str, text: str, column: int) -> Iterator[str]:
 def reference() -> str:
     """docs/options.md: every option of every group."""
     command = "python -m harness.config.help > docs/options.md"
-    intro = f"# Options\n\nMade by `{command}` from harness/options/."
+    intro = f"# Options\n\nMade by `{command}` from the classes of options in harness/."
     general = [line for options in (RunConfig, CommandConfig) for line in _options(options, "", 37)]
     pages = {"every run": "\n".join(general)} | {group: page(group).rstrip() for group in groups()}
     pages["objectives"] = "\n\n".join(_formulas())

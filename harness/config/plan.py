@@ -19,14 +19,12 @@ from harness.config.stored import resumed_options
 from harness.environments.factory import check_environment, find
 from harness.errors import ConfigError
 from harness.files import to_yaml
-from harness.options.algorithms import PPOConfig
 from harness.options.base import build, in_types
 from harness.options.run import CommandConfig, Config, RunConfig
 from harness.registry import (
     Registry,
     algorithms,
     callbacks,
-    chosen_objective,
     collectors,
     load_plugins,
     loggers,
@@ -188,8 +186,6 @@ def check(config: Config) -> None:
     Types and bounds were checked when the options were built. Each class of options checks its own
     combinations with the rest of the config: `check`.
     """
-    if isinstance(config.algo, PPOConfig):
-        chosen_objective(config.algo)
     check_environment(config.env)
     _check_evaluation(config)
     _check_devices(config)

@@ -9,7 +9,10 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
+from harness.registry import wrappers
 
+
+@wrappers.register("episodic_life")
 class EpisodicLife(gym.Wrapper[Any, Any, Any, Any]):
     """Ends an episode with each life of an Atari game; the game goes on until it is over.
 
@@ -39,6 +42,7 @@ class EpisodicLife(gym.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated or 0 < self._lives < before, truncated, info
 
 
+@wrappers.register("fire_reset")
 class FireReset(gym.Wrapper[Any, Any, Any, Any]):
     """Presses the button that starts an Atari game, where it has one, after each reset."""
 
@@ -60,6 +64,7 @@ def _lives(env: gym.Env[Any, Any]) -> int:
     return int(env.unwrapped.ale.lives())  # type: ignore[attr-defined]
 
 
+@wrappers.register("one_hot_grid")
 class OneHotGrid(gym.ObservationWrapper[Any, Any, Any]):
     """MiniGrid's view as an image with one channel for each kind, colour and state of a cell.
 

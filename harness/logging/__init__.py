@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.files import plain
 from harness.measures.meters import Histogram
+from harness.options.run import LoggerConfig
 from harness.registry import loggers
 from harness.run.callbacks import Run
 from harness.run.directory import RunDir
@@ -97,6 +98,12 @@ class JsonlLogger(Logger):
             self._waits = False
 
 
+@dataclass
+class JsonlConfig(LoggerConfig):
+    """Only metrics.jsonl, which every run writes."""
+
+
+@loggers.register("jsonl", options=JsonlConfig)
 def no_more_loggers(options: Any, run_dir: Any, info: Any) -> None:
     """`logger=jsonl`: every run has this logger anyway."""
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from tensordict import TensorDictBase
 from torch import nn
 
-from harness.options.loggers import EventsConfig
+from harness.errors import ConfigError
+from harness.options.base import Options
+from harness.registry import callbacks
 from harness.run.callbacks import Callback, Run
 from lockstep_check.ages import age
 from lockstep_check.events import FILE, FORMAT, read
@@ -72,6 +75,22 @@ class TraceFile:
         return size > 0
 
 
+@dataclass
+class EventsConfig(Options):
+    """The events of all samples in events.jsonl, for `lockstep check`."""
+
+    group: ClassVar[str] = "callbacks"
+    checksums: bool = True  # of each published version, to compare two runs
+
+    def check(self, config: Any) -> None:
+        if config.algo.replays:
+            raise ConfigError(
+                "callbacks=[events] follows samples to the update that trains on them, and this "
+                "algorithm draws from a replay buffer: use algo=ppo, impala or grpo"
+            )
+
+
+@callbacks.register("events", options=EventsConfig)
 class EventTrace(Callback):
     """Writes what became of each sample, a line an event."""
 

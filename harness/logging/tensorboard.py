@@ -10,16 +10,28 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from harness.errors import require
 from harness.logging import Logger, Metrics, RunInfo
 from harness.measures.meters import Histogram
-from harness.options.loggers import TensorBoardConfig
+from harness.options.run import LoggerConfig
+from harness.registry import loggers
 from harness.run.directory import RunDir
 
 
+@dataclass
+class TensorBoardConfig(LoggerConfig):
+    """Event files for TensorBoard, in the run directory's tensorboard/."""
+
+    def check(self, config: Any) -> None:
+        require("logger=tensorboard", "tensorboard", "tensorboard")
+
+
+@loggers.register("tensorboard", options=TensorBoardConfig)
 class TensorBoardLogger(Logger):
     """Scalars and histograms in one event file."""
 

@@ -20,14 +20,17 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from collectors import SimulatedCollector
+from collectors.options.check_types import Positive
 from collectors.simulation.simulator import Simulator, Span
 from harness.logging import Logger, Metrics, RunInfo
 from harness.measures.meters import Histogram
-from harness.options.loggers import TraceConfig
+from harness.options.run import LoggerConfig
+from harness.registry import loggers
 from harness.run.callbacks import Run
 from harness.run.directory import RunDir
 
@@ -39,6 +42,14 @@ COUNTERS = ("episode/return", "policy/lag_updates_mean", "collector/fps")
 NS = 1e9
 
 
+@dataclass
+class TraceConfig(LoggerConfig):
+    """A timeline of learner and workers in trace.json, for Perfetto or chrome://tracing."""
+
+    max_mb: Positive = 64.0  # the largest size; later events are dropped
+
+
+@loggers.register("trace", options=TraceConfig)
 class TraceLogger(Logger):
     """Writes what the learner and its workers do as it happens, up to `max_mb`."""
 

@@ -16,14 +16,16 @@ import shlex
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from harness.logging import Logger, Metrics, RunInfo
 from harness.measures.meters import Histogram
-from harness.options.loggers import WandbConfig
+from harness.options.run import LoggerConfig
+from harness.registry import loggers
 from harness.run.directory import RunDir
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,19 @@ ALIASES = {
     "charts/episodic_length": "episode/length",
     "charts/SPS": "collector/fps",
 }
+
+
+@dataclass
+class WandbConfig(LoggerConfig):
+    """Weights & Biases, offline unless told otherwise."""
+
+    mode: Literal["offline", "online", "disabled"] = "offline"  # offline runs can be synced later
+    project: str = "lockstep"  # the project of the run
+    entity: str | None = None  # the account or team; null: your own
+    tags: list[str] = field(default_factory=list)  # of the run
+    # files of the run to keep there: manifest (with the code's commit and changes), checkpoint
+    artifacts: list[Literal["manifest", "checkpoint"]] = field(default_factory=list)
+    system_metrics: bool = False  # W&B's own, beside system/* in every record
 
 
 class WandbLogger(Logger):
@@ -167,6 +182,7 @@ def _tear_down() -> None:
         log.warning("W&B did not end cleanly: %s", error)
 
 
+@loggers.register("wandb", options=WandbConfig)
 def make(options: WandbConfig, run_dir: RunDir, info: RunInfo) -> WandbLogger | None:
     """`logger=wandb`; None where it is disabled."""
     return None if options.mode == "disabled" else WandbLogger(options, run_dir, info)

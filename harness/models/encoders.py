@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import torch
 from gymnasium.spaces import Box, Space
 from torch import Tensor, nn
 
-from harness.options.models import (
-    CNNConfig,
-    ImageConfig,
-    ImpalaCNNConfig,
-    Layout,
-    MemoryConfig,
-    MinAtarCNNConfig,
-    ModelConfig,
-)
+from collectors.options.check_types import Count
+from harness.options.run import Activation, ModelConfig
 from harness.registry import models
 
+Layout = Literal["auto", "first", "last"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
@@ -58,6 +53,20 @@ def orthogonal(module: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
         elif parameter.dim() > 1:
             nn.init.orthogonal_(parameter, gain)
     return module
+
+
+@dataclass
+class MemoryConfig(ModelConfig):
+    """Options of an LSTM that follows the hidden layers.
+
+    Derive from a model's own options and from this, in that order; `own_critic` is false then.
+    """
+
+    recurrent: ClassVar[bool] = True
+    own_critic: ClassVar[bool] = False
+
+    lstm_size: Count = 128  # width of the LSTM, which follows the hidden layers
+    sequence_length: Count = 16  # frames that one gradient goes back through
 
 
 class Encoder(nn.Module):
@@ -111,6 +120,25 @@ def check_observations(config: ModelConfig, space: Space, *, images: bool) -> tu
     return space.shape
 
 
+@dataclass
+class MLPConfig(ModelConfig):
+    """Fully connected layers, for vectors."""
+
+    own_critic: ClassVar[bool] = True
+
+    name: str = "mlp"
+
+
+@dataclass
+class LSTMConfig(MemoryConfig):
+    """Fully connected layers and an LSTM, for vectors. Not for SAC."""
+
+    name: str = "lstm"
+    hidden_sizes: list[Count] = field(default_factory=lambda: [64])  # widths, input to output
+
+
+@models.register("lstm", options=LSTMConfig)
+@models.register("mlp", options=MLPConfig)
 class MLPEncoder(Encoder):
     """Hidden layers over a vector."""
 
@@ -123,6 +151,16 @@ class MLPEncoder(Encoder):
 
     def forward(self, observation: Tensor) -> Tensor:
         return self.layers(observation)
+
+
+@dataclass
+class ImageConfig(ModelConfig):
+    """Options of every model for images."""
+
+    activation: Activation = "relu"  # after each convolution and hidden layer
+    # where an image has its channels; auto: the side that differs from the two others, or is the
+    # shortest; last if all are equal
+    channels: Layout = "auto"
 
 
 class ImageEncoder(Encoder):
@@ -178,6 +216,23 @@ def channels_are_last(layout: Layout, shape: tuple[int, ...]) -> bool:
     return last < first
 
 
+@dataclass
+class CNNConfig(ImageConfig):
+    """The three convolutions of DQN's Nature paper and hidden layers, for images from 36 by 36."""
+
+    name: str = "cnn"
+    hidden_sizes: list[Count] = field(default_factory=lambda: [512])  # widths, input to output
+
+
+@dataclass
+class CNNLSTMConfig(CNNConfig, MemoryConfig):
+    """The layers of model=cnn and an LSTM. Not for SAC."""
+
+    name: str = "cnn_lstm"
+
+
+@models.register("cnn_lstm", options=CNNLSTMConfig)
+@models.register("cnn", options=CNNConfig)
 class CNNEncoder(ImageEncoder):
     """Three convolutions, those of DQN (Mnih et al., Nature, 2015)."""
 
@@ -190,6 +245,23 @@ class CNNEncoder(ImageEncoder):
             *(nn.Conv2d(32, 64, 4, stride=2), act()),
             *(nn.Conv2d(64, 64, 3), act(), nn.Flatten()),
         )
+
+
+@dataclass
+class ImpalaCNNConfig(ImageConfig):
+    """IMPALA's residual convolutions and hidden layers, for images."""
+
+    name: str = "impala_cnn"
+    hidden_sizes: list[Count] = field(default_factory=lambda: [256])  # widths, input to output
+    # channels of each stage: a convolution, pooling that halves the image, two residual blocks
+    stages: list[Count] = field(default_factory=lambda: [16, 32, 32])
+
+
+@dataclass
+class ImpalaCNNLSTMConfig(ImpalaCNNConfig, MemoryConfig):
+    """The layers of model=impala_cnn and an LSTM. Not for SAC."""
+
+    name: str = "impala_cnn_lstm"
 
 
 class ResidualBlock(nn.Module):
@@ -206,6 +278,8 @@ class ResidualBlock(nn.Module):
         return image + self.layers(image)
 
 
+@models.register("impala_cnn_lstm", options=ImpalaCNNLSTMConfig)
+@models.register("impala_cnn", options=ImpalaCNNConfig)
 class ImpalaCNNEncoder(ImageEncoder):
     """Residual convolutions, the larger network of the IMPALA paper (Espeholt et al., 2018)."""
 
@@ -223,6 +297,23 @@ class ImpalaCNNEncoder(ImageEncoder):
         return nn.Sequential(*layers, act(), nn.Flatten())
 
 
+@dataclass
+class MinAtarCNNConfig(ImageConfig):
+    """One small convolution and hidden layers, for images such as MinAtar's 10 by 10."""
+
+    name: str = "minatar_cnn"
+    hidden_sizes: list[Count] = field(default_factory=lambda: [128])  # widths, input to output
+
+
+@dataclass
+class MinAtarCNNLSTMConfig(MinAtarCNNConfig, MemoryConfig):
+    """The layers of model=minatar_cnn and an LSTM. Not for SAC."""
+
+    name: str = "minatar_cnn_lstm"
+
+
+@models.register("minatar_cnn_lstm", options=MinAtarCNNLSTMConfig)
+@models.register("minatar_cnn", options=MinAtarCNNConfig)
 class MinAtarCNNEncoder(ImageEncoder):
     """One convolution of 16 channels, as in the MinAtar paper (Young and Tian, 2019)."""
 

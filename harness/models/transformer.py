@@ -7,15 +7,18 @@ update. A learner computes all positions with its own weights.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from gymnasium.spaces import Box, Space
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from collectors.options.check_types import Count
 from harness.models.encoders import RecurrentEncoder
-from harness.options.models import TransformerConfig
+from harness.options.run import ModelConfig
+from harness.registry import models
 
 
 class Block(nn.Module):
@@ -43,6 +46,20 @@ class Block(nn.Module):
         return x + self.down(gelu(self.up(self.hidden_norm(x))))
 
 
+@dataclass
+class TransformerConfig(ModelConfig):
+    """A small causal transformer with a key-value cache, for texts. Not for SAC."""
+
+    recurrent: ClassVar[bool] = True
+
+    name: str = "transformer"
+    hidden_sizes: list[Count] = field(default_factory=lambda: [256, 256])  # one block for each
+    width: Count = 64  # of a position
+    heads: Count = 4  # of attention
+    sequence_length: Count = 16  # frames of one piece of a row that is learned from at once
+
+
+@models.register("transformer", options=TransformerConfig)
 class TransformerEncoder(RecurrentEncoder):
     """One block for each of `hidden_sizes`. The features are those of a text's last position."""
 

@@ -1,7 +1,8 @@
-"""Every option of a run, as dataclasses: its name, type, bounds, default and one line of comment.
+"""What the options of a part derive from, and the types and bounds of their fields.
 
-`--help`, the reference page and the checks are generated from these classes. Loading them imports
-neither torch nor gymnasium nor hydra, so that `--help` and completion are fast.
+The options of an algorithm, a model or a logger stand in its own file. Those of collectors and
+schemes are here, since `collectors` and `sync` know nothing of a config. Loading these imports
+neither torch nor gymnasium nor hydra, so that `--help` is fast.
 """
 
 from collectors.options.check_types import (
@@ -14,31 +15,7 @@ from collectors.options.check_types import (
     Share,
 )
 from harness.errors import ConfigError, ImpossiblePair
-from harness.options.algorithms import (
-    AlgorithmConfig,
-    DQNConfig,
-    GRPOConfig,
-    IMPALAConfig,
-    ObjectiveConfig,
-    PPOConfig,
-    SACConfig,
-)
 from harness.options.base import Options
 from harness.options.collectors import CollectorConfig
-from harness.options.loggers import LoggerConfig
-from harness.options.models import (
-    CNNConfig,
-    CNNLSTMConfig,
-    ImageConfig,
-    ImpalaCNNConfig,
-    ImpalaCNNLSTMConfig,
-    LSTMConfig,
-    MemoryConfig,
-    MinAtarCNNConfig,
-    MinAtarCNNLSTMConfig,
-    MLPConfig,
-    ModelConfig,
-    TransformerConfig,
-)
-from harness.options.run import Config, EnvConfig
+from harness.options.run import AlgorithmConfig, Config, EnvConfig, LoggerConfig, ModelConfig
 from harness.options.sync import SyncConfig

@@ -1,4 +1,4 @@
-"""Options of the environment, of the whole run, and of the command that starts it."""
+"""Options of the whole run, its environment and the command; what a part's options derive from."""
 
 from __future__ import annotations
 
@@ -8,11 +8,58 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from collectors.options.check_types import Count, NonNegativeInt, Range, Seconds
 from harness.errors import ConfigError, show
-from harness.options.algorithms import AlgorithmConfig
 from harness.options.base import Options
 from harness.options.collectors import CollectorConfig
-from harness.options.models import ModelConfig
 from harness.options.sync import SyncConfig
+
+Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
+
+
+@dataclass
+class AlgorithmConfig(Options):
+    """Options that every algorithm has."""
+
+    group: ClassVar[str] = "algo"
+    replays: ClassVar[bool] = False  # whether it learns from samples of a replay buffer
+
+    name: str = ""  # the registered name
+
+    @property
+    def random_frames(self) -> int:
+        """How many frames to collect with random actions before the policy acts."""
+        return 0
+
+    @property
+    def sampled_frames(self) -> int:
+        """How many observations the algorithm gets before version 0 is published."""
+        return 0
+
+    def check(self, config: Any) -> None:
+        if not self.replays and config.collector.fills_replay_buffer:
+            raise ConfigError(
+                f"collector.free_running=true algo={self.name}: it has no replay buffer to fill; "
+                "use algo=sac or algo=dqn"
+            )
+
+
+@dataclass
+class ModelConfig(Options):
+    """Options that every model has."""
+
+    group: ClassVar[str] = "model"
+    recurrent: ClassVar[bool] = False  # whether it carries a state from step to step
+    own_critic: ClassVar[bool] = False  # whether a critic has an encoder of its own
+
+    name: str = ""  # the registered name
+    hidden_sizes: list[Count] = field(default_factory=lambda: [64, 64])  # widths, input to output
+    activation: Activation = "tanh"  # after each hidden layer
+
+
+@dataclass
+class LoggerConfig(Options):
+    """Options that every logger has: none."""
+
+    group: ClassVar[str] = "logger"
 
 
 @dataclass

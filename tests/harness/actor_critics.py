@@ -10,10 +10,11 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from tensordict import TensorDict
 
 from harness.algorithms.actor_critic import ActorCritic
-from harness.algorithms.impala import IMPALA
+from harness.algorithms.grpo import GRPOConfig
+from harness.algorithms.impala import IMPALA, IMPALAConfig
 from harness.algorithms.interface import Setup
-from harness.algorithms.ppo import PPO
-from harness.options import CNNConfig, GRPOConfig, IMPALAConfig, LSTMConfig, MLPConfig, PPOConfig
+from harness.algorithms.ppo import PPO, PPOConfig
+from harness.models.encoders import CNNConfig, LSTMConfig, MLPConfig
 from harness.registry import choice, objectives
 from tests.harness.rollouts import noise
 

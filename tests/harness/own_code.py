@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.models.encoders import Encoder
+from harness.options import ModelConfig
 from harness.options.base import Options
-from harness.options.models import ModelConfig
 from harness.registry import callbacks, models, objectives
 from harness.run.callbacks import Callback
 

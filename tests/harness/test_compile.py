@@ -10,12 +10,12 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from harness.algorithms.compiled import compile_steps
-from harness.algorithms.dqn import DQN
-from harness.algorithms.impala import IMPALA
+from harness.algorithms.dqn import DQN, DQNConfig
+from harness.algorithms.impala import IMPALA, IMPALAConfig
 from harness.algorithms.interface import Setup
-from harness.algorithms.ppo import PPO
-from harness.algorithms.sac import SAC
-from harness.options import DQNConfig, IMPALAConfig, MLPConfig, PPOConfig, SACConfig
+from harness.algorithms.ppo import PPO, PPOConfig
+from harness.algorithms.sac import SAC, SACConfig
+from harness.models.encoders import MLPConfig
 from harness.registry import objectives
 from tests.harness.actor_critics import options
 from tests.harness.rollouts import noise

@@ -16,10 +16,11 @@ from torch.nn.functional import huber_loss
 import run
 from collectors import ReplayBuffer
 from collectors.data.prioritised_replay import PrioritisedReplayBuffer
-from harness.algorithms.dqn import DQN
+from harness.algorithms.dqn import DQN, DQNConfig
 from harness.algorithms.interface import Learner, Setup
 from harness.files import read_json
-from harness.options import CNNConfig, ConfigError, DQNConfig, LSTMConfig, MLPConfig
+from harness.models.encoders import CNNConfig, LSTMConfig, MLPConfig
+from harness.options import ConfigError
 from harness.options.base import build
 from harness.run.build import make_learner
 from tests.harness.config.composed import config_of

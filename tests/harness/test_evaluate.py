@@ -11,13 +11,14 @@ from tensordict.nn import InteractionType, interaction_type, set_interaction_typ
 from torch import nn
 
 from collectors.rollout.seeds import Seeds
-from harness.algorithms.dqn import DQN
+from harness.algorithms.dqn import DQN, DQNConfig
 from harness.algorithms.interface import Setup
-from harness.algorithms.ppo import PPO
-from harness.algorithms.sac import SAC
+from harness.algorithms.ppo import PPO, PPOConfig
+from harness.algorithms.sac import SAC, SACConfig
 from harness.environments.evaluate import Evaluator
 from harness.environments.factory import EnvFactory, single
-from harness.options import DQNConfig, EnvConfig, LSTMConfig, MLPConfig, PPOConfig, SACConfig
+from harness.models.encoders import LSTMConfig, MLPConfig
+from harness.options import EnvConfig
 
 
 class Counting(gym.Env):

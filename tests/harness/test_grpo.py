@@ -11,11 +11,11 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from tensordict import TensorDict
 
-from harness.algorithms.grpo import GRPO
+from harness.algorithms.grpo import GRPO, GRPOConfig
 from harness.algorithms.interface import Setup
 from harness.algorithms.returns import Steps
 from harness.command import main
-from harness.options import GRPOConfig, MLPConfig
+from harness.models.encoders import MLPConfig
 from harness.run.checkpoints import Checkpoints
 from harness.run_comparison import compare_records, compare_weights
 

@@ -10,8 +10,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from harness.algorithms.interface import Setup
-from harness.algorithms.ppo import PPO
-from harness.options import PPOConfig
+from harness.algorithms.ppo import PPO, PPOConfig
 from harness.registry import models
 from tests.harness.rollouts import PlainCollector
 

@@ -16,9 +16,10 @@ from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor
 
-from harness.algorithms.impala import IMPALA
+from harness.algorithms.impala import IMPALA, IMPALAConfig
 from harness.algorithms.interface import Setup
-from harness.options import CNNConfig, IMPALAConfig, LSTMConfig, MLPConfig, ModelConfig
+from harness.models.encoders import CNNConfig, LSTMConfig, MLPConfig
+from harness.options import ModelConfig
 from harness.options.base import build
 from tests.harness.actor_critics import DISCRETE, MODELS, VECTOR, rollout, same
 from tests.harness.actor_critics import impala as learner

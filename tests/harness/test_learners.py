@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from collectors import ReplayBuffer
 from harness.algorithms.interface import Learner, ReplayAlgorithm
-from harness.options import SACConfig
+from harness.algorithms.sac import SACConfig
 
 
 class Algorithm(ReplayAlgorithm):

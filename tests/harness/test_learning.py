@@ -10,11 +10,12 @@ import torch
 from tensordict import TensorDict
 
 from harness.algorithms.interface import Setup
-from harness.algorithms.ppo import PPO
-from harness.algorithms.sac import SAC
+from harness.algorithms.ppo import PPO, PPOConfig
+from harness.algorithms.sac import SAC, SACConfig
 from harness.environments.evaluate import Evaluator
 from harness.environments.factory import EnvFactory, single
-from harness.options import EnvConfig, LSTMConfig, MLPConfig, ModelConfig, PPOConfig, SACConfig
+from harness.models.encoders import LSTMConfig, MLPConfig
+from harness.options import EnvConfig, ModelConfig
 from tests.harness.rollouts import known
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -7,8 +7,16 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
-from harness.models.encoders import LSTMEncoder, encoder, orthogonal
-from harness.options import CNNConfig, LSTMConfig, MemoryConfig, MinAtarCNNConfig, MLPConfig
+from harness.models.encoders import (
+    CNNConfig,
+    LSTMConfig,
+    LSTMEncoder,
+    MemoryConfig,
+    MinAtarCNNConfig,
+    MLPConfig,
+    encoder,
+    orthogonal,
+)
 from harness.options.base import build
 from harness.registry import models
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from harness.algorithms.objectives import Frames, Gain, Objective, mean_of_trajectory, objective
+from harness.algorithms.ppo import PPOConfig
 from harness.command import main
 from harness.config.plan import plan_run
-from harness.options import PPOConfig
 from harness.registry import objectives
 from tests.harness.actor_critics import options as config_of
 

@@ -27,7 +27,8 @@ import gymnasium as gym
 from harness.algorithms.objectives import behaviour
 from harness.algorithms.ppo import PPO
 from harness.run.callbacks import Callback
-from harness.options import Options, PPOConfig, Positive
+from harness.algorithms.ppo import PPOConfig
+from harness.options import Options, Positive
 from harness.registry import algorithms, callbacks, objectives, wrappers
 
 @dataclass

@@ -13,8 +13,8 @@ from tensordict.nn import InteractionType, set_interaction_type
 from harness.algorithms.compiled import compile_steps
 from harness.algorithms.interface import Setup
 from harness.algorithms.minibatches import sequences
-from harness.algorithms.ppo import PPO, value_loss_of
-from harness.options import MLPConfig, PPOConfig
+from harness.algorithms.ppo import PPO, PPOConfig, value_loss_of
+from harness.models.encoders import MLPConfig
 from harness.options.base import build
 from tests.harness.actor_critics import (
     ACTIONS,

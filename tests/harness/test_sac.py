@@ -14,8 +14,9 @@ from torch.distributions import Normal, TransformedDistribution
 from torch.distributions.transforms import AffineTransform, TanhTransform
 
 from harness.algorithms.interface import Setup
-from harness.algorithms.sac import SAC, SACPolicy
-from harness.options import ConfigError, LSTMConfig, MLPConfig, SACConfig
+from harness.algorithms.sac import SAC, SACConfig, SACPolicy
+from harness.models.encoders import LSTMConfig, MLPConfig
+from harness.options import ConfigError
 from harness.options.base import build
 from tests.harness.config.composed import config_of
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from harness.models.transformer import TransformerEncoder
-from harness.options import TransformerConfig
+from harness.models.transformer import TransformerConfig, TransformerEncoder
 
 LENGTH, PROMPT = 9, 4
 TEXTS = Box(0, 14, (LENGTH,), np.int64)

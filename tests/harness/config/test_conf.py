@@ -17,7 +17,7 @@ PARTS = [
     (registry, part)
     for registry in (algorithms, collectors, schemes, models, loggers)
     for part in registry
-    if "harness.options" in part.options.__module__
+    if part.options.__module__.startswith("harness.")
 ]
 
 

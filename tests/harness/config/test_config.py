@@ -12,11 +12,13 @@ import torch
 import yaml
 from gymnasium.envs.registration import EnvSpec
 
+from harness.algorithms.ppo import PPOConfig
+from harness.algorithms.sac import SACConfig
 from harness.config.compose import CONF, compose_run
 from harness.config.help import groups
 from harness.config.plan import plain, plan_run
 from harness.errors import install_command, installing
-from harness.options import ConfigError, ImpossiblePair, PPOConfig, SACConfig
+from harness.options import ConfigError, ImpossiblePair
 from harness.options.base import comments, summary
 from harness.options.run import EnvConfig
 from harness.registry import GROUPS, algorithms

@@ -14,9 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from harness.config.plan import plan_run
 from harness.errors import ConfigError
 from harness.logging import RunInfo
-from harness.logging.tensorboard import TensorBoardLogger
+from harness.logging.tensorboard import TensorBoardConfig, TensorBoardLogger
 from harness.measures.meters import Histogram
-from harness.options.loggers import TensorBoardConfig
 from harness.run.directory import RunDir
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -68,7 +67,7 @@ import logging, resource, signal
 from pathlib import Path
 from harness.logging import Loggers, RunInfo
 from harness.logging.tensorboard import TensorBoardLogger
-from harness.options.loggers import TensorBoardConfig
+from harness.logging.tensorboard import TensorBoardConfig
 from harness.run.directory import RunDir
 logging.basicConfig(format="%(message)s", level=logging.WARNING)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -14,9 +14,8 @@ import run
 from harness.config.plan import plan_run
 from harness.errors import ConfigError
 from harness.logging import RunInfo
-from harness.logging.wandb import WandbLogger
+from harness.logging.wandb import WandbConfig, WandbLogger
 from harness.measures.meters import Histogram
-from harness.options.loggers import WandbConfig
 from harness.run.directory import RunDir
 from tests.harness.logging.wandb_file import read
 from tests.harness.small import SMALL

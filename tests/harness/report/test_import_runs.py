@@ -65,7 +65,7 @@ def test_cleanrls_files_say_all_that_a_report_needs(tmp_path):
 
 def test_every_setting_of_cleanrls_ppo_has_lockstep_s_name_or_is_left_out(tmp_path):
     """The samples have all settings of its ppo.py; a name without a dot would be CleanRL's own."""
-    from harness.options.algorithms import PPOConfig
+    from harness.algorithms.ppo import PPOConfig
 
     one, _ = import_runs(SAMPLES / "cleanrl", read_mapping("cleanrl"))
     own = {name for name in one.options if "." not in name}
