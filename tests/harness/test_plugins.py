@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from harness.reproduce import main as reproduce
 from harness.run.callbacks import Callback
 from tests.harness.small import SMALL
 
+ROOT = Path(__file__).resolve().parents[2]
 TINY = (*SMALL, "total_frames=256", "evaluation.at_end=false")
 PARTS = """
 from dataclasses import dataclass
@@ -111,6 +113,47 @@ def records(directory: str = "run") -> list[dict]:
 def test_a_module_in_the_current_directory_brings_an_algorithm(module):
     assert run.main([*TINY, f"plugins=[{module}]", "algo=timid", "hydra.run.dir=run"]) == 0
     assert records()[0]["train/learning_rate"] == 1e-5
+
+
+HASTY = """
+from dataclasses import dataclass
+from harness.algorithms.ppo import PPO, PPOConfig
+from harness.options import Positive
+from harness.registry import algorithms
+
+@dataclass
+class HastyConfig(PPOConfig):
+    \"\"\"PPO whose steps are large.\"\"\"
+    name: str = "hasty"
+    learning_rate: Positive = 0.5  # of Adam
+
+@algorithms.register("hasty", options=HastyConfig)
+class Hasty(PPO):
+    pass
+"""
+
+
+def test_a_file_that_is_added_to_the_folder_of_algorithms_is_one(tmp_path):
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("harness", "collectors", "sync", "lockstep_check", "hydra_plugins", "conf"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copy(ROOT / "run.py", tmp_path)
+    (tmp_path / "harness/algorithms/hasty.py").write_text(HASTY)
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "run.py", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": ""},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    assert "      hasty                    PPO whose steps are large.\n" in command("--help").stdout
+    ended = command(*TINY, "algo=hasty", "hydra.run.dir=run")
+    assert ended.returncode == 0, ended.stderr
+    assert records(str(tmp_path / "run"))[0]["train/learning_rate"] == 0.5
 
 
 def test_an_experiment_of_a_users_own_may_name_the_plugin_that_it_needs(module, tmp_path):
