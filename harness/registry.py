@@ -7,8 +7,8 @@
 
 makes `algo=reinforce` an algorithm, with the fields of ReinforceConfig as its options. The module
 must be imported before the config is composed, since it adds options to choose from, and again in
-every worker. Two ways lead here. A person names modules for one run, on the command line or in a
-config file of their own (`plugins=[my_package.my_module]`); modules in the current directory are
+every worker. A person names modules on the command line (`plugins=[my_package.my_module]`) or in
+the environment (`LOCKSTEP_PLUGINS=my_package.my_module`); modules in the current directory are
 found, too. An installed package declares them by the entry-point group `lockstep.plugins`. A run
 directory's stored plugins are imported only if a person names them again.
 
@@ -39,6 +39,7 @@ from harness.options.sync import SyncConfig
 
 HARNESS = Path(__file__).parent
 ENTRY_POINTS = "lockstep.plugins"
+VARIABLE = "LOCKSTEP_PLUGINS"  # modules, with commas between them
 
 Made = TypeVar("Made", bound=Callable[..., Any])
 
@@ -207,10 +208,12 @@ def choice(value: Any, place: str) -> tuple[str, dict[str, Any]]:
 
 
 def load_plugins(modules: Iterable[str]) -> None:
-    """Import installed plugins, then these modules; `ConfigError` if one cannot be."""
+    """Import installed plugins, those of the environment, and these; `ConfigError` if one fails."""
     _load_installed()
+    for module in filter(None, os.environ.get(VARIABLE, "").split(",")):
+        _load(module.strip(), f"{VARIABLE}={module}")
     for module in modules:
-        _load(module)
+        _load(module, f"plugins=[{module}]")
 
 
 @cache
@@ -233,7 +236,7 @@ def import_named(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
-def _load(module: str) -> None:
+def _load(module: str, place: str) -> None:
     if not isinstance(module, str):
         raise ConfigError(f"plugins holds {module!r}, expected the name of a module")
     try:
@@ -244,7 +247,7 @@ def _load(module: str) -> None:
             near = nearest(module, [file.stem for file in Path.cwd().glob("*.py")])
             hint = "" if near is None else f"; did you mean {near}?"
         raise ConfigError(
-            f"plugins=[{module}] cannot be imported: {type(error).__name__}: {error}{hint}"
+            f"{place} cannot be imported: {type(error).__name__}: {error}{hint}"
         ) from error
 
 

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import harness
 from harness.errors import ConfigError
-from harness.files import DEEPEST, parse_yaml
+from harness.files import DEEPEST
 from harness.options.base import defaults, mappings
 from harness.options.collectors import workers_started
 from harness.options.run import CommandConfig, EnvConfig, RunConfig
@@ -146,12 +146,11 @@ class Place:
     user_directory: Path | None = None  # searched before `conf`
 
     def import_plugins(self, overrides: Sequence[str]) -> None:
-        """Import the plugins that overrides name, or the config files that they choose."""
+        """Import the plugins that the command line names."""
         _check_depth(overrides)
         if self.user_directory is not None and not self.user_directory.is_dir():
             raise ConfigError(f"--config-dir {self.user_directory}: there is no such directory")
-        folders = [self.user_directory, self.conf]
-        load_plugins(dict.fromkeys(named_plugins(overrides, folders, self.name)))
+        load_plugins(dict.fromkeys(named_plugins(overrides)))
 
     def prepare(self, overrides: Sequence[str]) -> None:
         """Import plugins, and tell Hydra of all options and of the user's directory."""
@@ -196,33 +195,13 @@ def task_overrides(hydra_config: Any) -> list[str]:
     return [str(text) for text in overrides]
 
 
-# -- plugins, which are known before Hydra composes
+# -- what the command line says before Hydra composes
 
 
-def named_plugins(
-    overrides: Sequence[str], folders: Sequence[Path | None], config_name: str
-) -> Iterator[Any]:
-    """The modules of `plugins=[...]`, on the command line or in a config file that it chooses.
-
-    Plugins add options to choose from, so they are imported before Hydra composes. Config files are
-    read here only for their `plugins:` and for the files that their defaults lists name.
-
-    folders: config directories of the user's own, searched first.
-    """
-    options = dict(parsed(overrides))
-    plugins = options.pop("plugins", None)
-    if plugins is not None:
-        yield from plugins if isinstance(plugins, list) else [plugins]
-    searched = options.get("hydra.searchpath") or []
-    searched = [str(place).removeprefix("file://") for place in searched if isinstance(place, str)]
-    places = [Path(folder) for folder in (*folders, *searched, CONF) if folder]
-    configs = [config_name]
-    for key, value in options.items():
-        names = value if isinstance(value, list) else [value]
-        configs += [f"{key}/{name}" for name in names if isinstance(name, str)]
-    files: set[Path] = set()
-    for name in configs:
-        yield from _plugins_of(name, places, files)
+def named_plugins(overrides: Sequence[str]) -> list[Any]:
+    """The modules of `plugins=[...]`: they add options to choose from."""
+    plugins = dict(parsed(overrides)).get("plugins") or []
+    return plugins if isinstance(plugins, list) else [plugins]
 
 
 def parsed(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -239,40 +218,6 @@ def parsed(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
             yield override.key_or_group, values
         else:
             yield override.key_or_group, override.value()
-
-
-def _plugins_of(name: str, folders: Sequence[Path], read: set[Path]) -> Iterator[Any]:
-    """The plugins of one config, `group/name`, and of those that its defaults list names."""
-    file = next((f for folder in folders if (f := folder / f"{name}.yaml").is_file()), None)
-    if file is None or file in read:
-        return
-    read.add(file)
-    try:
-        content = parse_yaml(file.read_text())
-    except (OSError, ValueError):
-        return  # Hydra says what is wrong with it
-    if not isinstance(content, dict):
-        return
-    plugins = content.get("plugins") or []
-    if not isinstance(plugins, list):
-        raise ConfigError(f"{file}: plugins is {plugins!r}, expected a list of modules")
-    yield from plugins
-    group = name.rpartition("/")[0]
-    for inner in _defaults(content.get("defaults"), group):
-        yield from _plugins_of(inner, folders, read)
-
-
-def _defaults(entries: Any, group: str) -> Iterator[str]:
-    """The configs that a defaults list names, as paths below a config directory."""
-    for entry in entries if isinstance(entries, list) else []:
-        pairs = list(entry.items()) if isinstance(entry, dict) else [("", entry)]
-        for key, names in pairs:
-            named = str(key).removeprefix("override ").removeprefix("optional ").partition("@")[0]
-            for name in names if isinstance(names, list) else [names]:
-                if isinstance(name, str) and name != "_self_":
-                    path = f"{named}/{name}" if named else name
-                    absolute = path.startswith("/") or not group
-                    yield path.lstrip("/") if absolute else f"{group}/{path}"
 
 
 # -- paths of runs on the command line

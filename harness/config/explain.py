@@ -16,7 +16,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import MarkedYAMLError, YAMLError
 
 from harness import COMMANDS
-from harness.config.compose import CONF
+from harness.config.compose import BASES, CONF
 from harness.errors import ConfigError, install_command, nearest, show, suggest
 from harness.files import parse_yaml
 from harness.options.base import GONE, GONE_VALUES, UnknownOption, join, paths
@@ -134,6 +134,8 @@ def _no_choice(missing: str, options: Sequence[str]) -> str:
     hint = suggest(name, options, prefix=f"{group}=")
     names = "" if "known" in hint else f" (known: {', '.join(sorted(options))})"
     elsewhere = "; one of your own needs --config-dir" if group == "experiment" else ""
+    if group.removeprefix(f"{BASES}/") in [registry.group for registry in GROUPS]:
+        elsewhere = " (yours? plugins=[module])"
     return f"{group}={name}: there is no such {group}; {hint}{names}{elsewhere}"
 
 

@@ -65,7 +65,8 @@ class Installed:
 
     def experiment(self, *overrides: str, cwd: Path, flags: tuple[str, ...] = ()) -> None:
         """Run the project's experiment, or a sweep of it."""
-        chosen = ("experiment=reinforce_cartpole", f"total_frames={FRAMES}", "logger=jsonl")
+        plugin = "plugins=[my_project.parts]"
+        chosen = (plugin, "experiment=reinforce_cartpole", f"total_frames={FRAMES}", "logger=jsonl")
         flags = ("--config-dir", str(self.conf), *flags)
         self.run("lockstep", *flags, *chosen, *overrides, cwd=cwd)
 

@@ -156,14 +156,42 @@ def test_a_file_that_is_added_to_the_folder_of_algorithms_is_one(tmp_path):
     assert records(str(tmp_path / "run"))[0]["train/learning_rate"] == 0.5
 
 
-def test_an_experiment_of_a_users_own_may_name_the_plugin_that_it_needs(module, tmp_path):
+@pytest.mark.parametrize("place", ["command line", "environment"])
+def test_an_experiment_of_a_users_own_chooses_parts_of_a_plugin_that_is_named(
+    module, tmp_path, monkeypatch, place, capsys
+):
     file = tmp_path / "my_conf/experiment/mine.yaml"
     file.parent.mkdir(parents=True)
-    text = f"# @package _global_\ndefaults:\n  - override /algo: timid\nplugins: [{module}]\n"
+    file.write_text("# @package _global_\ndefaults:\n  - override /algo: timid\n")
+    given = ["--config-dir", "my_conf", "experiment=mine", *TINY, "hydra.run.dir=run"]
+    assert run.main(given) == 2
+    assert "algo=timid: there is no such algo" in (line := capsys.readouterr().err)
+    assert "yours? plugins=[module]" in line
+    if place == "environment":
+        monkeypatch.setenv("LOCKSTEP_PLUGINS", f"json, {module}")
+    else:
+        given.append(f"plugins=[{module}]")
+    assert run.main(given) == 0
+    assert records()[0]["train/learning_rate"] == 1e-5
+
+
+def test_a_config_file_may_name_the_plugin_whose_options_it_sets(module, tmp_path):
+    file = tmp_path / "my_conf/experiment/mine.yaml"
+    file.parent.mkdir(parents=True)
+    text = (
+        f"# @package _global_\nplugins: [{module}]\nalgo:\n  objective: {{scaled: {{factor: 2}}}}\n"
+    )
     file.write_text(text)
     given = ("--config-dir", "my_conf", "experiment=mine", *TINY, "hydra.run.dir=run")
     assert run.main([*given]) == 0
-    assert records()[0]["train/learning_rate"] == 1e-5
+    assert records()[0]["train/factor"] == 2
+
+
+def test_a_module_of_the_variable_that_cannot_be_imported_is_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("LOCKSTEP_PLUGINS", "not_there")
+    assert run.main([*TINY]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "LOCKSTEP_PLUGINS=not_there cannot be imported" in line
 
 
 def test_an_installed_package_is_loaded_by_its_entry_point(module, tmp_path, monkeypatch):
