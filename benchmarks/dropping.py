@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from harness.callbacks import Callback
 from harness.options.base import Options
 from harness.registry import callbacks
-from harness.run.callbacks import Callback
 from lockstep_check.ages import is_within
 
 

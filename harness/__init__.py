@@ -2,7 +2,7 @@
 
 The harness builds a run from a Hydra config. The run collects, updates the policy, publishes its
 weights, logs, and writes a run directory. The harness imports `collectors` and `sync`, which do not
-import it. Start with `execution.py` (a run from start to end) and `runner.py` (its loop).
+import it. Start with `run/execution.py` (a run from start to end) and `run/runner.py` (its loop).
 """
 
 from importlib.util import find_spec

@@ -32,10 +32,11 @@ from harness.files import one_line
 from harness.measures.metrics import lag_figures
 from harness.options.base import build
 from harness.options.collectors import MultiAsyncConfig
-from harness.options.simulated import SCHEDULE, SimulatedConfig
+from harness.options.simulated import SimulatedConfig
 from harness.options.sync import SyncConfig
 from harness.registry import schemes
 from harness.report.runs import Run, read_run
+from harness.run_directory import SCHEDULE
 from lockstep_check.ages import age
 
 USAGE_ERROR = 2

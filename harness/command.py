@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments and arguments[0] in COMMANDS:
             status: int = import_module(COMMANDS[arguments[0]]).main(arguments[1:])
             return status
-        from harness.config.application import main as application
+        from harness.application import main as application
 
         return application(arguments)
     except KeyboardInterrupt:  # before there was a run to end, also while modules load

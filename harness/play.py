@@ -26,7 +26,7 @@ from harness.numbers import readable
 from harness.options.run import Config
 from harness.run.build import make_learner
 from harness.run.checkpoints import CheckpointError, Checkpoints
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 
 WIDTH = 480  # pixels; wider pictures are made smaller, so that a GIF stays one that can be sent
 FPS = 30  # of environments that do not say

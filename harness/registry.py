@@ -342,7 +342,7 @@ loggers = Registry(
     "logger", "logger", LoggerConfig, "logging", several=True, first=("jsonl", "wandb")
 )
 
-# Made with (options): a harness.run.callbacks.Callback.
+# Made with (options): a harness.callbacks.Callback.
 callbacks = Registry("callback", "callbacks", Options, "logging", several=True)
 
 GROUPS = (algorithms, collectors, schemes, models, loggers, callbacks)  # groups of the config

@@ -24,7 +24,7 @@ from harness.files import one_line, parse_yaml, read_json
 from harness.numbers import readable
 from harness.options.base import defaults
 from harness.options.run import Config
-from harness.options.simulated import SCHEDULE, SimulatedConfig
+from harness.options.simulated import SimulatedConfig
 from harness.run.branch_start import branch_of
 from harness.run.checkpoints import CheckpointError
 from harness.run.provenance import hardware, manifest, packages
@@ -35,6 +35,7 @@ from harness.run_comparison import (
     is_repeatable,
     unshared,
 )
+from harness.run_directory import SCHEDULE
 
 SAME, DIFFERENT, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 REPEATS = 3  # of a run whose every repetition is another sample

@@ -15,7 +15,7 @@ import torch
 from harness.files import flatten, parse_json, read_text
 from harness.options.run import Config
 from harness.run.checkpoints import CheckpointError, Checkpoints, State
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 
 MOST_BYTES = 1 << 30  # of metrics.jsonl
 # What the clock and the machine decide, which two runs of one config need not share.

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from collectors.schedule.recording import Header, RecordedSchedule, ScheduleFile
 from harness.files import MOST_BYTES_YAML, flatten, parse_yaml, read_text
-from harness.options.simulated import SCHEDULE
 from harness.run.checkpoints import Checkpoints
+from harness.run_directory import SCHEDULE
 from lockstep_check.ages import of_age
 from lockstep_trl import on_cpu
 from lockstep_trl.run import RunRecord

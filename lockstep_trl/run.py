@@ -30,8 +30,8 @@ from harness.logging.events import TraceFile
 from harness.measures.meters import split
 from harness.measures.metrics import RECENT_EPISODES, Lags, lag_figures
 from harness.measures.staleness import Staleness
-from harness.run.directory import RunDir
 from harness.run.provenance import manifest
+from harness.run_directory import RunDir
 from harness.saved_state import Stateful
 from lockstep_check.ages import age
 from lockstep_trl.sampler import Answer, Sampler, Writing

@@ -52,14 +52,22 @@ FORBIDDEN = {
         *(*CONFIG_LIBRARIES, *OUTSIDE),
     ),
 }
-# Folders of harness/, and those above them, which they may not import.
+# What plans, does and compares runs; each may import those before it, and sweep the report.
+COMMANDS = ("config", "run", "report", "sweep", "branch", "application")
+# Folders and files of harness/, and those above them, which they may not import.
 ABOVE = {
-    "harness/options/": ("algorithms", "environments", "models", "measures", "logging", "run"),
-    "harness/models/": ("algorithms", "environments", "measures", "logging", "run", "config"),
-    "harness/environments/": ("algorithms", "models", "measures", "logging", "run", "config"),
-    "harness/measures/": ("algorithms", "logging", "run", "config", "report"),
-    "harness/algorithms/": ("environments", "logging", "run", "config", "report"),
-    "harness/logging/": ("algorithms", "config", "report"),
+    "harness/options/": ("algorithms", "environments", "models", "measures", "logging", *COMMANDS),
+    "harness/models/": ("algorithms", "environments", "measures", "logging", *COMMANDS),
+    "harness/environments/": ("algorithms", "models", "measures", "logging", *COMMANDS),
+    "harness/measures/": ("algorithms", "logging", *COMMANDS),
+    "harness/algorithms/": ("environments", "logging", *COMMANDS),
+    "harness/logging/": ("algorithms", *COMMANDS),
+    "harness/callbacks.py": ("measures", "logging", *COMMANDS),
+    "harness/run_directory.py": ("measures", "logging", *COMMANDS),
+    "harness/config/": COMMANDS[1:],
+    "harness/run/": COMMANDS[2:],
+    "harness/sweep/": ("branch", "application"),
+    "harness/branch/": ("sweep", "application"),
 }
 # The folders of collectors/: each may import those before it, and the last two not each other.
 FOLDERS = ("options", "weights", "rollout", "data", "schedule", "workers", "remote", "simulation")
@@ -67,11 +75,12 @@ for place, folder in enumerate(FOLDERS):
     later = [*FOLDERS[place + 1 :], *(["remote"] if folder == "simulation" else [])]
     names = [f"collectors.{name}" for name in later]
     FORBIDDEN = {f"collectors/{folder}/": (*FORBIDDEN["collectors/"], *names), **FORBIDDEN}
+HYDRA = ("run.py", "hydra_plugins", "harness/application", "harness/config", "harness/sweep")
 # What only some of that code may import.
 RESERVED = {
     "wandb": ("harness/logging",),
-    "hydra": ("run.py", "hydra_plugins", "harness/config"),
-    "omegaconf": ("run.py", "hydra_plugins", "harness/config"),
+    "hydra": HYDRA,
+    "omegaconf": HYDRA,
     # Whoever wants RPC imports these, in the function that uses it.
     "torch.distributed.rpc": ("sync/remote/rpc.py", "sync/remote/rpc_group.py"),
 }

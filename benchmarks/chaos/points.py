@@ -21,9 +21,9 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
     ],
     "start-up": [
         ("harness.run.execution:open_directory", 1),
-        ("harness.run.directory:RunDir._claim", 1),
+        ("harness.run_directory:RunDir._claim", 1),
         ("harness.files:write_json", 3),
-        ("harness.run.directory:RunDir.logging", 1),
+        ("harness.run_directory:RunDir.logging", 1),
         ("harness.logging:make_loggers", 1),
         ("harness.run.build:make_scheme", 1),
         ("harness.run.build:make_collector", 1),
@@ -74,8 +74,8 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
         ("sync.sender:Sender.close", 1),
         ("harness.run.execution:Execution._end", 1),
         ("harness.logging:Loggers.finish", 1),
-        ("harness.run.directory:RunDir.end", 1),
-        ("harness.run.directory:RunDir.set_state", 2),
+        ("harness.run_directory:RunDir.end", 1),
+        ("harness.run_directory:RunDir.set_state", 2),
         ("harness.logging.display:Display.finish", 1),
     ],
 }

@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.callbacks import Callback, Run
 from harness.config.plan import RunPlan
 from harness.config.search import Pruned
 from harness.errors import ConfigError
 from harness.files import one_line, read_json
 from harness.reproduce import is_recorded, stored_plan, why_unrecorded
 from harness.run.branch_start import branch_of
-from harness.run.callbacks import Callback, Run
 from harness.run.checkpoints import CheckpointError, Checkpoints, frames_of, read
-from harness.run.directory import RunDir
 from harness.run_comparison import is_repeatable
+from harness.run_directory import RunDir
 
 MOMENTS = "moments"
 

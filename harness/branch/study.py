@@ -37,7 +37,7 @@ from harness.files import one_line, read_json, write_json
 from harness.numbers import plural, readable
 from harness.reproduce import compare, is_recorded
 from harness.run.branch_start import Branch, seed_of, share_file
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 
 FAILED = 1
 CONTROL = "control"

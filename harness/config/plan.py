@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from omegaconf import DictConfig, OmegaConf
 
 from collectors.options.check_types import hints
+from harness.callbacks import Callback
 from harness.config.compose import Place, quoted, resumed_run
 from harness.config.explain import explained
 from harness.config.replay import check_replay, follow_recording
@@ -31,11 +32,22 @@ from harness.registry import (
     models,
     schemes,
 )
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 
-if TYPE_CHECKING:
-    from harness.run.branch_start import Branch
-    from harness.run.callbacks import Callback
+
+class BranchStart(Protocol):
+    """The saved state of another run from which a run goes on: see harness/run/branch_start.py."""
+
+    @property
+    def start(self) -> Path:
+        """The folder that holds the state."""
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Which moment of which run it is, as the manifest says it."""
+
+    def load(self, config: Config) -> tuple[int, dict[str, Any]]:
+        """The frames so far, and the state with the random streams of `config.seed`."""
 
 
 @dataclass
@@ -52,7 +64,7 @@ class RunPlan:
     stop_after_failures: int | None = None  # of the sweep's jobs
     sweep: str | None = None
     trial: Trial | None = None  # of a search
-    branch: Branch | None = None  # the state of another run from which this one goes on
+    branch: BranchStart | None = None
     watchers: Sequence[Callback] = ()  # called like the callbacks of the config
 
     @property

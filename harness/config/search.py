@@ -24,7 +24,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from harness.errors import ConfigError
 from harness.files import read_json
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 
 if TYPE_CHECKING:
     import optuna

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.callbacks import Run
 from harness.files import plain
 from harness.measures.meters import Histogram
 from harness.options.run import LoggerConfig
 from harness.registry import loggers
-from harness.run.callbacks import Run
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 
 log = logging.getLogger(__name__)
 

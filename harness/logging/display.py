@@ -22,10 +22,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from harness.callbacks import Run
 from harness.logging.dashboard import Dashboard
 from harness.measures import PHASES
 from harness.numbers import Unused, readable
-from harness.run.callbacks import Run
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ import numpy as np
 from tensordict import TensorDictBase
 from torch import nn
 
+from harness.callbacks import Callback, Run
 from harness.errors import ConfigError
 from harness.options.base import Options
 from harness.registry import callbacks
-from harness.run.callbacks import Callback, Run
 from lockstep_check.ages import age
 from lockstep_check.events import FILE, FORMAT, read
 

@@ -27,12 +27,12 @@ from typing import Any, BinaryIO
 from collectors import SimulatedCollector
 from collectors.options.check_types import Positive
 from collectors.simulation.simulator import Simulator, Span
+from harness.callbacks import Run
 from harness.logging import Logger, Metrics, RunInfo
 from harness.measures.meters import Histogram
 from harness.options.run import LoggerConfig
 from harness.registry import loggers
-from harness.run.callbacks import Run
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from harness.logging import Logger, Metrics, RunInfo
 from harness.measures.meters import Histogram
 from harness.options.run import LoggerConfig
 from harness.registry import loggers
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 
 log = logging.getLogger(__name__)
 

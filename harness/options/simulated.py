@@ -19,6 +19,7 @@ from harness.errors import ConfigError, show
 from harness.files import check_ordinary
 from harness.options.base import Options
 from harness.options.collectors import CollectorConfig, Threads, Workers
+from harness.run_directory import SCHEDULE
 
 
 @dataclass
@@ -108,9 +109,6 @@ def make_failures(failures: Sequence[FailureConfig], num_workers: int) -> list[A
         return checked([Failure(**asdict(one)) for one in failures], num_workers)
     except ValueError as error:
         raise ConfigError(f"collector.{error}") from None
-
-
-SCHEDULE = "schedule.jsonl"  # of a run directory
 
 
 @dataclass

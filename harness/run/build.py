@@ -19,6 +19,7 @@ from torch import Tensor
 from collectors import BaseCollector, ReplayBuffer
 from collectors.rollout.seeds import untouched_streams
 from harness.algorithms.interface import Learner, Setup
+from harness.callbacks import Callback
 from harness.environments.evaluate import Carried
 from harness.environments.factory import EnvFactory, alters_returns, check_like_pool, single
 from harness.environments.trial import try_out
@@ -27,7 +28,6 @@ from harness.errors import ConfigError, ImpossiblePair
 from harness.numbers import count
 from harness.options.run import Config, EnvConfig
 from harness.registry import algorithms, callbacks, collectors, schemes
-from harness.run.callbacks import Callback
 from harness.run.free_running import FreeRunning
 from sync import SimulatedWeightSyncScheme, WeightSyncScheme
 

@@ -43,11 +43,11 @@ from harness.run.build import (
     try_policy,
 )
 from harness.run.checkpoints import CheckpointError, Checkpoints
-from harness.run.directory import RunDir, RunDirInUse
 from harness.run.failure import describe
 from harness.run.provenance import manifest
 from harness.run.runner import PublishedWeights, Runner
 from harness.run.signals import WRITTEN, Interrupted, Interruption
+from harness.run_directory import RunDir, RunDirInUse
 from sync import WeightSyncScheme
 from sync.errors import WorkerDied, WorkerTimeout
 

@@ -9,10 +9,11 @@ import shlex
 import socket
 import subprocess
 import sys
-from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from harness.run_directory import now
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
@@ -64,11 +65,6 @@ def command() -> str:
     if program.parent == Path(sys.executable).parent:  # the installed `lockstep`
         return shlex.join([program.name, *sys.argv[1:]])
     return shlex.join([Path(sys.executable).name, *sys.argv])
-
-
-def now() -> str:
-    """The time in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def git() -> dict[str, Any] | None:

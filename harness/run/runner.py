@@ -16,6 +16,7 @@ from collectors import BaseCollector, SimulatedCollector
 from collectors.rollout.seeds import Streams
 from collectors.schedule.recording import EndOfSchedule
 from harness.algorithms.interface import Learner
+from harness.callbacks import Callback
 from harness.logging import Loggers
 from harness.logging.display import Display
 from harness.measures.meters import Histogram, Meter, Trained, Update, split
@@ -23,7 +24,6 @@ from harness.measures.metrics import Clock, Episodes, Lags, system_metrics
 from harness.measures.staleness import Staleness, StateAge
 from harness.measures.sync_meter import SyncMeter
 from harness.options.run import Config
-from harness.run.callbacks import Callback
 from harness.run.checkpoints import Checkpoints
 from harness.run.free_running import Following, FreeRunning
 from harness.run.signals import Interruption

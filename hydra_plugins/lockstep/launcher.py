@@ -138,7 +138,7 @@ def result_of(job: Job) -> JobReturn:
 
 def mark_failed(job: Job) -> None:
     """Record in the job's directory that its process died, unless the run recorded its own end."""
-    from harness.run.directory import RunDir
+    from harness.run_directory import RunDir
 
     run_dir = RunDir(job.directory)
     status = run_dir.read_status()

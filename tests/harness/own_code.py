@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from harness.callbacks import Callback
 from harness.models.encoders import Encoder
 from harness.options import ModelConfig
 from harness.options.base import Options
 from harness.registry import callbacks, models, objectives
-from harness.run.callbacks import Callback
 
 
 class Own(gym.Env[Any, Any]):

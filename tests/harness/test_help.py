@@ -95,7 +95,7 @@ def test_options_of_every_run_that_are_groups_have_a_page(capsys):
 
 
 TOLD = """
-from harness.run.callbacks import Callback
+from harness.callbacks import Callback
 from harness.options import Options
 from harness.registry import callbacks
 

@@ -209,6 +209,6 @@ def test_ctrl_c_before_there_is_a_run_ends_in_one_line(monkeypatch, capsys):
         def __getattr__(self, name):
             raise KeyboardInterrupt
 
-    monkeypatch.setitem(sys.modules, "harness.config.application", Loading("loading"))
+    monkeypatch.setitem(sys.modules, "harness.application", Loading("loading"))
     assert run.main(["seed=1"]) == 130
     assert capsys.readouterr().err == "lockstep: interrupted by SIGINT\n"

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import run
+from harness.callbacks import Callback
 from harness.files import parse_yaml
 from harness.options import AlgorithmConfig, Options
 from harness.play import main as play
 from harness.registry import Registry, algorithms, callbacks, models, objectives, wrappers
 from harness.reproduce import main as reproduce
-from harness.run.callbacks import Callback
 from tests.harness.small import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import gymnasium as gym
 from harness.algorithms.objectives import behaviour
 from harness.algorithms.ppo import PPO
-from harness.run.callbacks import Callback
+from harness.callbacks import Callback
 from harness.algorithms.ppo import PPOConfig
 from harness.options import Options, Positive
 from harness.registry import algorithms, callbacks, objectives, wrappers
@@ -297,7 +297,7 @@ def test_a_hook_that_no_run_calls_is_refused(hook, hint, tmp_path, monkeypatch, 
     type("Fine", (Callback,), {"on_update": lambda *_: None, "_on_update": None, "once": None})
     name = f"misspelt_{hook}"
     text = f"""
-from harness.run.callbacks import Callback
+from harness.callbacks import Callback
 class Noter(Callback):
     def {hook}(self, run, metrics): ...
 """

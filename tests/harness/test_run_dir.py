@@ -13,8 +13,8 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.files import plain, read_json, write_atomic, write_json
-from harness.run.directory import RunDir, RunDirInUse
 from harness.run.provenance import command, manifest
+from harness.run_directory import RunDir, RunDirInUse
 from tests.harness.small import little_room
 
 

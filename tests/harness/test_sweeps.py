@@ -26,8 +26,6 @@ from omegaconf import OmegaConf
 import run
 from harness.config.compose import Place
 from harness.config.plan import plan_run
-from harness.config.sweep import JobLoader, check_launcher
-from harness.config.sweep_progress import failures
 from harness.errors import ConfigError
 from harness.files import parse_yaml, read_json, write_json
 from harness.logging import Loggers
@@ -36,6 +34,8 @@ from harness.options.run import CommandConfig
 from harness.report import main as report
 from harness.run.execution import own_state
 from harness.run_comparison import compare_records, compare_weights
+from harness.sweep.progress import failures
+from harness.sweep.sweep import JobLoader, check_launcher
 from tests.harness.logging import wandb_file
 from tests.harness.small import ROOT, SMALL, Command, jobs, states, wait_until
 

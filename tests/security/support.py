@@ -10,11 +10,11 @@ from typing import NamedTuple
 import pytest
 
 import run
-from harness.config.application import USAGE_ERROR
+from harness.application import USAGE_ERROR
 from harness.config.plan import plan_run
 from harness.errors import ConfigError
-from harness.run.directory import RunDir
 from harness.run.execution import execute
+from harness.run_directory import RunDir
 
 TINY = (
     "collector=single",

@@ -18,7 +18,7 @@ from harness.config.stored import read_options
 from harness.errors import ConfigError
 from harness.files import parse_yaml, read_json, to_yaml
 from harness.run.checkpoints import Checkpoints
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 from tests.security import support
 from tests.security.support import Said, made_run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.callbacks import Callback, Run
 from harness.options import Options
 from harness.registry import callbacks
-from harness.run.callbacks import Callback, Run
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase

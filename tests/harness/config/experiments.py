@@ -7,8 +7,8 @@ from pathlib import Path
 
 from collectors.schedule.recording import FORMAT
 from harness.config.compose import compose_run
-from harness.config.sweep import jobs_of
-from harness.options.simulated import SCHEDULE
+from harness.run_directory import SCHEDULE
+from harness.sweep.sweep import jobs_of
 
 
 def jobs_of_experiment(name: str, *overrides: str) -> list[list[str]]:

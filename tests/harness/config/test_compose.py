@@ -4,7 +4,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from harness.config.compose import LONGEST_NAME, job_name, quoted
-from harness.config.sweep import fixed_keys, jobs_of
+from harness.sweep.sweep import fixed_keys, jobs_of
 from tests.harness.config.experiments import jobs_of_experiment
 
 

@@ -16,8 +16,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 import run
 from harness.config.compose import Place
-from harness.config.sweep import jobs_of
 from harness.files import read_json
+from harness.sweep.sweep import jobs_of
 from tests.harness.small import ROOT, SMALL
 
 pytestmark = pytest.mark.usefixtures("here")

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 import run
-from harness.config.sweep_progress import Progress
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
+from harness.sweep.progress import Progress
 from tests.harness.small import SMALL
 
 BEGAN_S = 1_000_000_000.0

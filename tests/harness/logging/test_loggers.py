@@ -7,7 +7,7 @@ import pytest
 
 from harness.logging import Logger, Loggers, RunInfo, make_loggers
 from harness.measures.meters import Histogram
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 from tests.harness.small import little_room
 
 

@@ -16,7 +16,7 @@ from harness.errors import ConfigError
 from harness.logging import RunInfo
 from harness.logging.tensorboard import TensorBoardConfig, TensorBoardLogger
 from harness.measures.meters import Histogram
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 
 ROOT = Path(__file__).resolve().parents[3]
 HISTOGRAM = Histogram([2, 1], [0.0, 1.0, 2.0])
@@ -68,7 +68,7 @@ from pathlib import Path
 from harness.logging import Loggers, RunInfo
 from harness.logging.tensorboard import TensorBoardLogger
 from harness.logging.tensorboard import TensorBoardConfig
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 logging.basicConfig(format="%(message)s", level=logging.WARNING)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 run_dir = RunDir(Path({str(tmp_path)!r}))

@@ -13,7 +13,7 @@ import run
 from harness.files import read_json
 from harness.logging import RunInfo
 from harness.logging.trace import FIRST_WORKER, LEARNER, WORK, TraceConfig, TraceLogger
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 from tests.harness.logging.trace_file import read_trace
 from tests.harness.small import SMALL
 

@@ -16,7 +16,7 @@ from harness.errors import ConfigError
 from harness.logging import RunInfo
 from harness.logging.wandb import WandbConfig, WandbLogger
 from harness.measures.meters import Histogram
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 from tests.harness.logging.wandb_file import read
 from tests.harness.small import SMALL
 

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,21 @@ from harness.files import (
     write_atomic,
     write_json,
 )
-from harness.options.simulated import SCHEDULE
-from harness.run.provenance import now
 
 log = logging.getLogger(__name__)
 
 EARLIER = ".earlier"
+SCHEDULE = "schedule.jsonl"
 STATES = ("running", "done", "failed", "interrupted", "pruned")
 ROOM = 512  # bytes that a file has on any disk, and that are written at once
 # Ours, and what safetensors writes before it has a name.
 UNFINISHED = re.compile(r"\.(writing-|status-|.+\.)\d+|\.tmp\w{6}")
 ID = re.compile(r"[0-9a-z]{1,64}")
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class RunDirInUse(RuntimeError):

@@ -18,7 +18,7 @@ from rich.text import Text
 from harness.files import parse_yaml, read_text
 from harness.logging.dashboard import duration
 from harness.numbers import readable
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
 
 TAIL = 1 << 16  # bytes; the newest records
 BAR = 20  # columns

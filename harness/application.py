@@ -42,7 +42,7 @@ from harness.errors import ConfigError, ImpossiblePair
 
 if TYPE_CHECKING:
     from harness.config.plan import RunPlan
-    from harness.config.sweep import Sweep
+    from harness.sweep.sweep import Sweep
 
 USAGE_ERROR, UNREAD = 2, 141
 AGENTS = re.compile(r"--(?!(?:cfg|package|info|help)=)[\w./@]+=")  # less Hydra's own flags
@@ -240,10 +240,10 @@ def _leave_to_hydra(place: Place, arguments: list[str], overrides: list[str]) ->
 def job(composed: DictConfig) -> float:
     """One job of a sweep, in any process; what a sweeper optimises."""
     from harness.config.plan import plan_from
-    from harness.config.sweep import Sweep, trial_of
-    from harness.config.sweep_progress import is_stopped
-    from harness.run.directory import RunDir
     from harness.run.execution import collects_for_another, execute
+    from harness.run_directory import RunDir
+    from harness.sweep.progress import is_stopped
+    from harness.sweep.sweep import Sweep, trial_of
 
     config = HydraConfig.get()
     directory = Path(config.runtime.output_dir)
@@ -280,7 +280,7 @@ class CheckFirst(Callback):
     sweep: ClassVar[Sweep | None] = None  # of this process
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from harness.config.sweep import Sweep
+        from harness.sweep.sweep import Sweep
 
         try:
             with explained(task_overrides(config.hydra)):

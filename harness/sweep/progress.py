@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.config.sweep_bars import JobBars
 from harness.files import read_json
 from harness.logging.dashboard import duration
 from harness.numbers import count
-from harness.run.directory import RunDir
+from harness.run_directory import RunDir
+from harness.sweep.bars import JobBars
 
 log = logging.getLogger(__name__)
 

@@ -27,14 +27,14 @@ from harness.config.compose import task_overrides
 from harness.config.explain import explained
 from harness.config.plan import RunPlan, make_folder, plain, plan_from
 from harness.config.search import SearchConfig, Trial, split
-from harness.config.sweep_progress import NEVER_STARTED, Progress, failures, is_stopped
 from harness.environments.factory import single
 from harness.errors import ConfigError, ImpossiblePair, require
 from harness.logging.display import program
 from harness.options.run import Config
 from harness.run.build import make_learner
-from harness.run.directory import RunDir
 from harness.run.provenance import command
+from harness.run_directory import RunDir
+from harness.sweep.progress import NEVER_STARTED, Progress, failures, is_stopped
 
 FAILED = 1
 OUTPUTS = "outputs"
