@@ -34,10 +34,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from harness.config.completion import completions, is_query
 from harness.config.compose import CONF, HYDRA_VERSION, Place, quoted, resumed_run, task_overrides
 from harness.config.explain import explain, explained
-from harness.config.help import page
 from harness.errors import ConfigError, ImpossiblePair
 
 if TYPE_CHECKING:
@@ -62,8 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return UNREAD
 
 
+def is_query(arguments: Sequence[str]) -> bool:
+    """Whether a shell asks how a line may go on."""
+    flags = {"-sc", "--shell-completion"}
+    return not flags.isdisjoint(arguments) and any(text.startswith("query=") for text in arguments)
+
+
 def _complete(arguments: list[str]) -> int:
     """Print how the line of a shell may go on: as we know, and as Hydra knows."""
+    from harness.config.completion import completions
+
     names, is_ours = completions(os.environ["COMP_LINE"])
     print("".join(f"{name}\n" for name in names), end="")
     if not is_ours:
@@ -95,6 +101,8 @@ def _command(arguments: list[str]) -> int:
         Path(flags.config_dir) if flags.config_dir else None,
     )
     if flags.help:
+        from harness.config.help import page
+
         topics = [text for text in overrides if "=" not in text]
         with explained(overrides):
             place.import_plugins(overrides)

@@ -40,6 +40,10 @@ class Run(Protocol):
         """Frames by what became of them: `collector/collected` and so on."""
 
 
+class Pruned(Exception):
+    """Raised by a callback or a search: the run ends early, and that is no failure."""
+
+
 class Callback:
     """Override what is needed; `options` are the fields of the registered options class."""
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.plan import RunPlan, to_config
-from harness.config.search import objective
 from harness.config.stored import add_import_flags, changed, trusted_options
 from harness.files import one_line, parse_yaml, read_json
 from harness.numbers import readable
@@ -35,7 +34,7 @@ from harness.run_comparison import (
     is_repeatable,
     unshared,
 )
-from harness.run_directory import SCHEDULE
+from harness.run_directory import SCHEDULE, return_of
 
 SAME, DIFFERENT, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 REPEATS = 3  # of a run whose every repetition is another sample
@@ -227,7 +226,7 @@ def reproduce(original: Path, plan: RunPlan, repeats: int | None) -> Verdict:
         return Verdict("undecided", f"{why}: earlier ones may have had other options", DIFFERENT)
     if repeatable:
         return _broken(original, "this config promises the same bits for a seed")
-    return within(objective(read_json(original / "summary.json")), scores)
+    return within(return_of(read_json(original / "summary.json")), scores)
 
 
 def replay(original: Path, plan: RunPlan) -> Verdict:
@@ -276,7 +275,7 @@ def _ending(directory: Path) -> tuple[str, str]:
 def compare_changed(original: Path, plan: RunPlan, changes: Sequence[str]) -> Verdict:
     """Do the run with changed options, and show both results."""
     score = _run(plan, plan.directory)
-    before = objective(read_json(original / "summary.json"))
+    before = return_of(read_json(original / "summary.json"))
     what = "the same schedule" if is_recorded(original) else "the same seed"
     there, here = readable(before, 6), readable(score, 6)
     shown = f"return {there} there, {here} with {' '.join(changes)} and {what}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +41,15 @@ ID = re.compile(r"[0-9a-z]{1,64}")
 def now() -> str:
     """The time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def return_of(summary: Mapping[str, Any]) -> float:
+    """The return, of the evaluation if there was one; NaN if there is none."""
+    score = summary.get("eval/return", summary.get("episode/return"))
+    try:
+        return float(score) if isinstance(score, int | float) else math.nan
+    except OverflowError:  # a file can hold larger numbers than a float
+        return math.nan
 
 
 class RunDirInUse(RuntimeError):

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.callbacks import Callback, Run
+from harness.callbacks import Callback, Pruned, Run
 from harness.config.plan import RunPlan
-from harness.config.search import Pruned
 from harness.errors import ConfigError
 from harness.files import one_line, read_json
 from harness.reproduce import is_recorded, stored_plan, why_unrecorded

@@ -30,14 +30,13 @@ from harness.branch.moments import (
 )
 from harness.branch.options import branch_options, calibrated, check_learner, with_seed
 from harness.config.plan import RunPlan
-from harness.config.search import objective
 from harness.config.stored import trusted_options
 from harness.errors import ConfigError
 from harness.files import one_line, read_json, write_json
 from harness.numbers import plural, readable
 from harness.reproduce import compare, is_recorded
 from harness.run.branch_start import Branch, seed_of, share_file
-from harness.run_directory import RunDir
+from harness.run_directory import RunDir, return_of
 
 FAILED = 1
 CONTROL = "control"
@@ -243,7 +242,7 @@ def run_branches(
                 result = f"failed: {how_it_ended(job.plan.directory, job.output)}"
             else:
                 times.append((seconds, sum(summary.get(f"time/{part}_s", 0) for part in PARTS)))
-                result = f"return {readable(objective(summary), 4)}"
+                result = f"return {readable(return_of(summary), 4)}"
             origin = job.plan.branch.origin  # type: ignore[union-attr]
             name = f"update {origin['update']}, {origin['arm']}, repeat {origin['repeat']}"
             print(f"[{number}/{len(jobs)}] {name}: {result}", flush=True)

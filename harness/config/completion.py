@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from hydra.plugins.completion_plugin import CompletionPlugin
@@ -14,12 +14,6 @@ from harness import COMMANDS
 TAKE_A_DIRECTORY = ("resume=", "hydra.run.dir=")
 # The shell splits and expands what it is given, so other names are left to be typed.
 SAFE = re.compile(r"[\w./=,+@%:-]+")
-
-
-def is_query(arguments: Sequence[str]) -> bool:
-    """Whether a shell asks how a line may go on."""
-    flags = {"-sc", "--shell-completion"}
-    return not flags.isdisjoint(arguments) and any(text.startswith("query=") for text in arguments)
 
 
 def completions(line: str) -> tuple[list[str], bool]:

@@ -14,9 +14,6 @@ from collectors.options.check_types import hints
 from harness.callbacks import Callback
 from harness.config.compose import Place, quoted, resumed_run
 from harness.config.explain import explained
-from harness.config.replay import check_replay, follow_recording
-from harness.config.search import Trial
-from harness.config.stored import resumed_options
 from harness.environments.factory import check_environment, find
 from harness.errors import ConfigError
 from harness.files import to_yaml
@@ -33,6 +30,13 @@ from harness.registry import (
     schemes,
 )
 from harness.run_directory import RunDir
+
+
+class Trial(Protocol):
+    """A search's part in a run that it has started: see harness/sweep/search.py."""
+
+    def report(self, step: int, value: float, *, final: bool = False) -> None:
+        """Record an evaluation; raise `Pruned` if the run is to end here."""
 
 
 class BranchStart(Protocol):
@@ -107,12 +111,17 @@ def plan_from(composed: DictConfig, directory: Any, overrides: list[str]) -> Run
                 f"resume={command.resume} in a config file: a run is resumed with its own "
                 f"config; give resume={command.resume} on the command line"
             )
-        follow_recording(options, overrides)
+        if replay_of(options):
+            from harness.config.replay import follow_recording
+
+            follow_recording(options, overrides)
         return _plan(options, command, Path(directory), overrides)
 
 
 def resumed_plan(directory: Path, overrides: list[str]) -> RunPlan:
     """The plan of a run that goes on with its own config, and the changes that overrides make."""
+    from harness.config.stored import resumed_options
+
     with explained(overrides):
         options, command = resumed_options(directory, overrides)
         return _plan(options, build(CommandConfig, command), directory, overrides)
@@ -132,6 +141,12 @@ def _plan(
         replace_done=command.replace_done,
         stop_after_failures=command.stop_after_failures,
     )
+
+
+def replay_of(options: Mapping[str, Any]) -> Any:
+    """The recording that a run follows; nothing if it follows none."""
+    collector = options.get("collector")
+    return collector.get("replay") if isinstance(collector, Mapping) else None
 
 
 def make_folder(folder: Path) -> None:
@@ -203,7 +218,10 @@ def check(config: Config) -> None:
     _check_devices(config)
     for part in config.parts():
         part.check(config)
-    check_replay(config)
+    if getattr(config.collector, "replay", None) is not None:
+        from harness.config.replay import check_replay
+
+        check_replay(config)
 
 
 def _check_evaluation(config: Config) -> None:

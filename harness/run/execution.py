@@ -19,8 +19,8 @@ import torch
 
 from collectors.rollout.seeds import untouched_streams
 from harness.algorithms.interface import Learner
+from harness.callbacks import Pruned
 from harness.config.plan import RunPlan
-from harness.config.search import Pruned, objective
 from harness.environments.evaluate import Evaluator
 from harness.environments.factory import EnvFactory, single
 from harness.errors import ConfigError
@@ -30,7 +30,6 @@ from harness.logging.display import Display
 from harness.measures.sync_meter import SyncMeter
 from harness.options.collectors import JoiningCollectorConfig
 from harness.options.run import Config
-from harness.run.branch_start import copy_start
 from harness.run.build import (
     describe_sync,
     make_callbacks,
@@ -43,11 +42,10 @@ from harness.run.build import (
     try_policy,
 )
 from harness.run.checkpoints import CheckpointError, Checkpoints
-from harness.run.failure import describe
 from harness.run.provenance import manifest
 from harness.run.runner import PublishedWeights, Runner
 from harness.run.signals import WRITTEN, Interrupted, Interruption
-from harness.run_directory import RunDir, RunDirInUse
+from harness.run_directory import RunDir, RunDirInUse, return_of
 from sync import WeightSyncScheme
 from sync.errors import WorkerDied, WorkerTimeout
 
@@ -96,7 +94,7 @@ class Outcome:
     @property
     def objective(self) -> float:
         """What a sweeper may optimise: the return, in evaluation if there was any."""
-        return objective(self.summary) if self.state == "done" else math.nan
+        return return_of(self.summary) if self.state == "done" else math.nan
 
 
 def execute(plan: RunPlan) -> Outcome:
@@ -224,6 +222,8 @@ def open_directory(plan: RunPlan) -> RunDir:
             plan.directory, config=plan.yaml, manifest=origin, replace_done=plan.replace_done
         )
         if plan.branch is not None:
+            from harness.run.branch_start import copy_start  # here: other runs need none of it
+
             with failing(run_dir):
                 copy_start(plan.branch.start, run_dir.path)
         return run_dir
@@ -354,7 +354,7 @@ class Execution:
             assert self.runner is not None
             frames = self.runner.frames
             final = frames >= self.plan.config.total_frames
-            self.plan.trial.report(frames, objective(scores), final=final)
+            self.plan.trial.report(frames, return_of(scores), final=final)
         return scores
 
     def _summarise(self, runner: Runner) -> None:
@@ -413,6 +413,8 @@ class Execution:
             when = "" if resumable else ending.without_checkpoint
             print(f"lockstep: {ending.sentence.format(error)}{when}", file=sys.stderr)
         elif error is not None:
+            from harness.run.failure import describe
+
             headline, *lines = describe(error)
             print("\n".join([f"lockstep: {state}: {headline}", *lines]), file=sys.stderr)
             if self.run_dir.traceback.is_file():

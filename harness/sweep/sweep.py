@@ -26,7 +26,6 @@ from collectors.rollout.seeds import untouched_streams
 from harness.config.compose import task_overrides
 from harness.config.explain import explained
 from harness.config.plan import RunPlan, make_folder, plain, plan_from
-from harness.config.search import SearchConfig, Trial, split
 from harness.environments.factory import single
 from harness.errors import ConfigError, ImpossiblePair, require
 from harness.logging.display import program
@@ -35,6 +34,7 @@ from harness.run.build import make_learner
 from harness.run.provenance import command
 from harness.run_directory import RunDir
 from harness.sweep.progress import NEVER_STARTED, Progress, failures, is_stopped
+from harness.sweep.search import SearchConfig, Trial, split
 
 FAILED = 1
 OUTPUTS = "outputs"

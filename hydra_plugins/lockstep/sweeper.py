@@ -39,8 +39,8 @@ class OptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> float | None:
         """Run the trials that are missing; the best objective."""
-        from harness.config.search import Search, SearchConfig, split
         from harness.sweep.progress import is_stopped
+        from harness.sweep.search import Search, SearchConfig, split
 
         space = split(self.params, arguments)
         search = Search(SearchConfig(folder=self.folder, **self.options), num_trials=self.n_trials)

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from harness import reproduce
-from harness.config.search import objective
 from harness.files import write_json
 from harness.run.checkpoints import CheckpointError, Checkpoints
 from harness.run_comparison import weights
+from harness.run_directory import return_of
 from tests.harness.report.synthetic import make_run
 
 
 @pytest.mark.parametrize("value", ["x", [], {}, None, True, 10**400, float("inf")], ids=str)
 def test_a_strange_score_is_no_traceback(value):
-    assert math.isnan(found := objective({"eval/return": value})) or found >= 1
+    assert math.isnan(found := return_of({"eval/return": value})) or found >= 1
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "status.json", "config.yaml"])

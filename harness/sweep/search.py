@@ -22,9 +22,10 @@ import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
+from harness.callbacks import Pruned
 from harness.errors import ConfigError
 from harness.files import read_json
-from harness.run_directory import RunDir
+from harness.run_directory import RunDir, return_of
 
 if TYPE_CHECKING:
     import optuna
@@ -38,10 +39,6 @@ FILE = "study.db"
 WORDS = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed"}
 INTERRUPTED = "interrupted"
 RETRY_OF = "retry_of"  # attribute of a trial: the number of the interrupted trial it repeats
-
-
-class Pruned(Exception):
-    """The search ends this run early."""
 
 
 @dataclass
@@ -157,7 +154,7 @@ class Search:
                 continue
             directory = self.directory(number)
             state = read_json(directory / "status.json").get("state")
-            value = objective(read_json(directory / "summary.json"))
+            value = return_of(read_json(directory / "summary.json"))
             if state == "done" and math.isfinite(value):
                 self.study.tell(number, value)
             elif state == "pruned":
@@ -196,15 +193,6 @@ class Search:
         if not any(t.state.name == "COMPLETE" for t in self._trials()):
             return None
         return self.study.best_trial
-
-
-def objective(summary: Mapping[str, Any]) -> float:
-    """What is optimised: the return, of the evaluation if there was one; NaN if there is none."""
-    score = summary.get("eval/return", summary.get("episode/return"))
-    try:
-        return float(score) if isinstance(score, int | float) else math.nan
-    except OverflowError:  # a file can hold larger numbers than a float
-        return math.nan
 
 
 def _pruner(name: str) -> optuna.pruners.BasePruner:
