@@ -27,7 +27,12 @@ from collectors.rollout.shared_counters import (
 from collectors.workers.handle import WorkerHandle
 from collectors.workers.messages import Blocks, Event, Failed, Filled
 from collectors.workers.pipe import Pipe, PipeClosed
-from collectors.workers.start_process import default_start_method, end_process, sigint_blocked
+from collectors.workers.start_process import (
+    KILL_AFTER_S,
+    default_start_method,
+    end_process,
+    sigint_blocked,
+)
 from collectors.workers.worker_loop import Setup, main
 from collectors.workers.worker_spec import WorkerSpec
 from sync import WeightSyncScheme
@@ -118,8 +123,13 @@ class ProcessHandle(WorkerHandle):
                     f"workers, has died, or belongs to the process that this one was forked from "
                     f"({type(error).__name__}: {error}); start_method='spawn' does not need it"
                 ) from error
+            try:
+                self._watch = Watch(process.pid)
+            except OSError:  # no descriptor is left, and it must not outlive this call
+                process.kill()
+                process.join(KILL_AFTER_S)
+                raise
             self.process = process
-            self._watch = Watch(process.pid)
         setup.pipe.close()
         setup.spec.close()
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from sync.local.waiting import Watch, wait_for
 
-_KILL_AFTER_S = 5.0
+KILL_AFTER_S = 5.0
 PRELOAD = ("collectors.workers.worker_loop", "gymnasium.envs.classic_control")
 
 
@@ -75,9 +75,9 @@ def end_process(process: Any, watch: Watch, timeout: float) -> None:
     """Wait for a process to end, then kill it, and release it."""
     if not watch.wait(timeout):
         watch.kill()  # `process.kill` fails if the fork server died
-        watch.wait(_KILL_AFTER_S)
+        watch.wait(KILL_AFTER_S)
     with contextlib.suppress(ValueError):  # it still runs, or an interrupted call has released it
-        process.join(_KILL_AFTER_S)
+        process.join(KILL_AFTER_S)
         process.close()
 
 

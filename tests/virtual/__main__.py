@@ -14,8 +14,12 @@ from collections import Counter
 
 import torch
 
-from tests.virtual.story import draw, tell
-from tests.virtual.verdict import judge
+from tests.virtual.planted import plant
+
+plant()
+
+from tests.virtual.story import draw, tell  # noqa: E402
+from tests.virtual.verdict import judge  # noqa: E402
 
 
 def main(given: list[str]) -> int:
@@ -23,6 +27,7 @@ def main(given: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--until", action="store_true", help="stop at the first that is wrong")
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args(given)
     torch.set_num_threads(1)
@@ -49,6 +54,8 @@ def main(given: list[str]) -> int:
             print("    excuses", outcome.world.excuses)
             if arguments.seed is not None:
                 print("\n".join(outcome.kernel.log))
+        if findings and arguments.until:
+            break
         if seed % 20 == 19:
             gc.collect()
     seconds = time.monotonic() - began

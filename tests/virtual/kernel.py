@@ -49,6 +49,7 @@ S = 1_000_000_000
 FIRST_PID = 100
 FIRST_FD = 3
 SIGKILL = 9
+SLOW = 0.02  # the weight of a process that is seldom next
 
 
 class Killed(BaseException):
@@ -89,6 +90,7 @@ class Process:
         self.main: Task | None = None
         self.fds: dict[int, File] = {}
         self.few_fds = False  # no new descriptors
+        self.weight = 1.0  # how likely it is next
         self.ended = False
         self.status = 0  # as `Process.exitcode`
         self.error: BaseException | None = None  # that its main thread raised
@@ -318,6 +320,7 @@ class Kernel:
     switch: how likely another thread is next after an event that does not wait.
     late_ns: the most that a message takes. split: how likely a read returns only a part.
     pipe_bytes: how much a socketpair holds.
+    slow: how likely a process is one that is seldom next, so that others do much meanwhile.
     on_event: called at each event that is due by `next_strike`, with the number of the event.
     """
 
@@ -334,6 +337,7 @@ class Kernel:
         split: float = 0.0,
         pipe_bytes: int = 1 << 18,
         has_store_buffers: bool = True,
+        slow: float = 0.0,
         most_events: int = 400_000,
         most_s: float = 3600.0,
         verbose: bool = False,
@@ -343,6 +347,7 @@ class Kernel:
         self.switch, self.event_ns = switch, event_ns
         self.late_ns, self.late, self.split = late_ns, late, split
         self.pipe_bytes = pipe_bytes
+        self.slow = slow
         self.has_store_buffers = has_store_buffers
         self.most_events, self.most_ns = most_events, int(most_s * S)
         self.now_ns = S
@@ -385,7 +390,7 @@ class Kernel:
             self.current = self._next()
             assert self.current is not None
             self.current.baton.release()
-            if not self._finished.acquire(timeout=300.0):
+            if not self._finished.acquire(timeout=60.0):
                 raise RuntimeError(f"the story hangs for real: {self.log[-5:]}")
         finally:
             self.current = None
@@ -395,6 +400,8 @@ class Kernel:
     def new_process(self, name: str, parent: Process | None) -> Process:
         pid = FIRST_PID + len(self.processes)
         process = self.processes[pid] = Process(pid, name, parent)
+        if self.slow and self.random.random() < self.slow:
+            process.weight = SLOW
         return process
 
     def start_task(self, process: Process, function: Callable[[], object], name: str) -> Task:
@@ -507,7 +514,10 @@ class Kernel:
             now_ns = self.now_ns
             ready = [task for task in self.tasks if task.is_ready(now_ns)]
             if ready:
-                return ready[0] if len(ready) == 1 else self.random.choice(ready)
+                if len(ready) == 1:
+                    return ready[0]
+                weights = [task.process.weight for task in ready]
+                return self.random.choices(ready, weights)[0]
             at_ns = self.times.after(now_ns)
             for task in self.tasks:
                 stopped_ns = task.process.stopped_until_ns

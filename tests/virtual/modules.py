@@ -630,6 +630,11 @@ class NewProcess:
     def is_alive(self) -> bool:
         return self._process is not None and not self._process.ended
 
+    def kill(self) -> None:
+        assert self._process is not None
+        kernel().step("kill")
+        kernel().end_process(self._process, -SIGKILL)
+
     def join(self, timeout: float | None = None) -> None:
         k, process = kernel(), self._process
         assert process is not None

@@ -136,6 +136,8 @@ def _options(rng: random.Random, collector: str) -> dict[str, Any]:
 
 def _machine(rng: random.Random) -> dict[str, Any]:
     machine: dict[str, Any] = {"switch": rng.choice([0.02, 0.1, 0.3])}
+    if rng.random() < 0.5:
+        machine["slow"] = 0.4
     if rng.random() < 0.4:
         machine |= {"late": rng.choice([0.1, 0.5]), "late_ns": rng.choice([10**5, 10**7, 10**9])}
     if rng.random() < 0.3:
@@ -148,6 +150,8 @@ def _machine(rng: random.Random) -> dict[str, Any]:
 def _calls(rng: random.Random, batches: int) -> dict[int, str]:
     share = rng.choice([0.0, 0.2, 0.6])
     allowed = [call for call in CALLS if rng.random() < 0.5] or ["counts"]
+    if rng.random() < 0.3:
+        share, allowed = 0.6, ["many", rng.choice(allowed)]
     return {k: rng.choice(allowed) for k in range(batches) if rng.random() < share}
 
 
