@@ -4,13 +4,15 @@
 #                                       one file at a time    make test ARGS="-n 0"
 # Packages are installed by uv where it is on the PATH and PYTHON is not named, else by pip; with
 # UV= pip installs them in any case.
-# and for `make bench` a third:
+# and for two commands a third:
 #   BENCH   which of benchmarks/, all by default              make bench BENCH=collect
+#   SEEDS   how many stories                                  make chaos-virtual SEEDS=500
 
 PYTHON ?= python3
 UV ?= $(if $(filter file,$(origin PYTHON)),$(shell command -v uv))
 ARGS ?=
 BENCH ?= sync_latency collect train
+SEEDS ?= 500
 
 # One stamp per interpreter, written last: changing PYTHON makes the environment anew.
 READY := .venv/.ready-$(subst /,_,$(PYTHON))
@@ -28,7 +30,7 @@ test rest repeated slow costs coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help run test rest repeated slow costs mutants mutants-random coverage check chaos soak load conformance controllers bench report reproduce browser docs publish peers trl clean
+.PHONY: help run test rest repeated slow costs mutants mutants-random coverage check chaos chaos-virtual soak load conformance controllers bench report reproduce browser docs publish peers trl clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,6 +78,9 @@ check: $(READY) ## format, lint and types
 
 chaos: $(READY) ## strike whole runs with random faults: ARGS="--faults 500 --seed 7"
 	@$(BIN)/python -m benchmarks.chaos $(ARGS)
+
+chaos-virtual: $(READY) ## strike pools, workers and schemes in virtual time: SEEDS=500
+	@$(BIN)/python -m tests.virtual --seeds $(SEEDS) $(ARGS)
 
 soak: $(READY) ## train for hours while workers are killed: ARGS="--minutes 60"
 	@$(BIN)/python benchmarks/soak.py $(ARGS)

@@ -49,6 +49,7 @@ S = 1_000_000_000
 FIRST_PID = 100
 FIRST_FD = 3
 SIGKILL = 9
+REAL_S, MOST_STILL = 5.0, 12  # how often it is looked whether a story goes on
 SLOW = 0.02  # the weight of a process that is seldom next
 
 
@@ -390,12 +391,20 @@ class Kernel:
             self.current = self._next()
             assert self.current is not None
             self.current.baton.release()
-            if not self._finished.acquire(timeout=60.0):
-                raise RuntimeError(f"the story hangs for real: {self.log[-5:]}")
+            self._await_end()
         finally:
             self.current = None
             sys.unraisablehook = hook
         return first
+
+    def _await_end(self) -> None:
+        """Raise if nothing happens for long: something waits for real."""
+        events, still = -1, 0
+        while not self._finished.acquire(timeout=REAL_S):
+            still = still + 1 if self.events == events else 0
+            events = self.events
+            if still > MOST_STILL:
+                raise RuntimeError(f"the story hangs for real: {self.log[-5:]}")
 
     def new_process(self, name: str, parent: Process | None) -> Process:
         pid = FIRST_PID + len(self.processes)

@@ -122,7 +122,7 @@ def main(given: list[str]) -> int:
             check=False,
         )
         found = re.search(
-            r"^seed (\d+) .*\n(?:    .*\n)*?    WRONG (.*)", done.stdout, re.MULTILINE
+            r"^seed (\d+), .*\n(?:    .*\n)*?    WRONG (.*)", done.stdout, re.MULTILINE
         )
         missed += found is None
         after = "not found" if found is None else f"after {int(found[1]) + 1} seeds"

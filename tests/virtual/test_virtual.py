@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from collectors.workers.pipe import Pipe
-from tests.virtual import modules
+from tests.mutants.table import ROOT
+from tests.virtual import modules, shrink
 from tests.virtual.kernel import Kernel
-from tests.virtual.story import Fault, Plan, draw, tell
+from tests.virtual.planted import read_planted
+from tests.virtual.sometimes import OCCURRENCES
+from tests.virtual.story import Fault, Outcome, Plan, draw, tell
 from tests.virtual.verdict import judge
 
 QUIET = Plan(
@@ -44,6 +49,56 @@ def test_a_story_with_faults_is_right(seed):
 def test_a_hundred_stories_are_right(tenth):
     for seed in range(1000 + 10 * tenth, 1010 + 10 * tenth):
         assert judge(tell(draw(seed))) == [], seed
+
+
+def test_every_line_that_must_occur_and_every_planted_fault_is_there():
+    for one in OCCURRENCES:
+        assert one.line() > 0
+    for mutant in read_planted():
+        assert mutant.applied_to((ROOT / mutant.file).read_text())
+
+
+def test_a_story_that_is_wrong_is_shrunk_to_what_makes_it_wrong(monkeypatch):
+    """Here every refused version is wrong."""
+    plan = draw_with("refuse")
+
+    def judge(outcome: Outcome) -> list[str]:
+        return ["refused: a version"] * ("a worker refuses a version" in outcome.world.marks)
+
+    monkeypatch.setattr(shrink, "judge", judge)
+    monkeypatch.setattr(shrink, "MOST_TRIES", 40)
+    smaller, tries = shrink.shrunk(plan, "refused: a version")
+    assert [fault.kind for fault in smaller.faults] == ["refuse"]
+    assert len(smaller.calls) <= len(plan.calls)
+    assert 0 < tries <= shrink.MOST_TRIES
+
+
+def draw_with(kind: str) -> Plan:
+    plans = (draw(seed) for seed in range(1000))
+    return next(plan for plan in plans if len(plan.faults) > 2 and is_shown(plan, kind))
+
+
+def is_shown(plan: Plan, kind: str) -> bool:
+    if kind not in {fault.kind for fault in plan.faults}:
+        return False
+    return "a worker refuses a version" in tell(plan).world.marks
+
+
+@pytest.mark.parametrize("name", ["counted-twice", "last-tensor-is-not-loaded"])
+def test_a_planted_fault_is_found_and_named_by_a_rule(name):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.virtual.planted", "--seeds", "60", "--only", name],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    rules = {
+        "counted-twice": "made = trained + dropped + in flight",
+        "last-tensor-is-not-loaded": "the stamp is the version that acted",
+    }
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert rules[name] in done.stdout
 
 
 # -- faults of the product that stories have found
