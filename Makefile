@@ -30,7 +30,7 @@ test rest repeated slow costs coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help run test rest repeated slow costs mutants mutants-random coverage check chaos chaos-virtual soak load conformance controllers bench report reproduce browser docs publish peers trl clean
+.PHONY: help run test rest repeated slow costs mutants mutants-random coverage check chaos chaos-virtual soak load conformance controllers bench gpu report reproduce browser docs publish peers trl clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -96,6 +96,9 @@ controllers: $(READY) $(CONTROLLERS) ## measure what frameworks' staleness limit
 
 bench: $(READY) $(PEERS) ## measure, and compare with the peers
 	@set -e; for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py $(ARGS); done
+
+gpu: $(READY) ## run what needs a GPU, within 10 minutes: the tests of CUDA, and sends from it
+	@$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 report: $(READY) ## make a report of runs: ARGS=outputs/sync_ablation
 	@$(BIN)/python -m harness.report $(ARGS)
