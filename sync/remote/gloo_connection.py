@@ -155,8 +155,10 @@ class GlooConnection:
 
     def _receive(self, nbytes: int) -> Tensor:
         memory = torch.from_numpy(_recycled(nbytes))
-        for piece in _pieces(memory):
-            self._group.recv([piece], self._other, _MESSAGES).wait(self._silence)
+        pieces = _pieces(memory)  # all are asked for at once: no piece waits for this thread
+        coming = [self._group.recv([piece], self._other, _MESSAGES) for piece in pieces]
+        for work in coming:
+            work.wait(self._silence)
         return memory
 
     def _serve(self, ticket: int, data: bytes, tensors: list[Tensor]) -> None:
