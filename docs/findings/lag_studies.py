@@ -11,6 +11,8 @@ kl        estimated divergence of the learner from the weights that acted, befor
 age       the largest in gradient steps, as measured: at the last gradient step on a frame
 collapsed the last policy is nearer to the start of training than to the best evaluation of its run
 
+For `horizon` it prints how the step at which runs collapse for good depends on rate and lag.
+
 A claim compares two settings in `newest`, by seed. Equivalence: two one-sided paired t-tests that
 the difference lies within the margin. Beyond the margin: a one-sided test, doubled, that it does
 not. Both p-values are corrected by Holm's method for all claims of their family, whether or not the
@@ -31,6 +33,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.optimize import minimize
+from scipy.stats import norm
 from scipy.stats import t as student_t
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,6 +97,7 @@ class Study(NamedTuple):
     claims: Sequence[Claim]
     seeds: range
     figure: Callable[[pd.DataFrame], Figure] | None = None
+    law: Callable[[pd.DataFrame], Iterator[str]] | None = None  # what else is estimated
 
 
 # -- is age age?
@@ -152,7 +157,167 @@ def ages_figure(values: pd.DataFrame) -> Figure:
     return drawn
 
 
-STUDIES = {"ages": ages(STEP_FRAMES)}
+# -- widen or contract the trust region with lag?
+
+SHORT_STEPS = 10  # gradient steps of an update of experiment=grpo_tokens_short
+FRESH_REGION = "behaviour, lag 0"
+MORE_ENTROPY = "behaviour, lag 0, more entropy"
+
+
+def trust_region() -> Study:
+    def options(anchor: str, lag: int, clip: float, entropy_weight: float = 0) -> Options:
+        return {
+            "algo.objective": anchor,
+            "sync.lag": lag,
+            "algo.clip": clip,
+            "algo.entropy_weight": entropy_weight,
+        }
+
+    settings = {
+        FRESH_REGION: options("behaviour", 0, 0.2),
+        MORE_ENTROPY: options("behaviour", 0, 0.2, ENTROPY_WEIGHT),
+    }
+    claims = []
+    for anchor in ("behaviour", "decoupled"):
+        for lag in (4, 16, 64):
+            names = [f"{anchor}, lag {SHORT_STEPS * lag}, {size}" for size in SIZES]
+            widths = [round(0.2 * (1 + lag) ** power, 4) for power in (-0.5, 0, 0.5)]
+            settings |= {
+                name: options(anchor, lag, width) for name, width in zip(names, widths, strict=True)
+            }
+            narrow, same, wide = names
+            claims += [
+                Claim("primary", "1", wide, "higher", same),
+                Claim("primary", "2", narrow, "higher", same),
+            ]
+            if anchor == "behaviour":
+                claims.append(Claim("secondary", "3", wide, "at least", f"decoupled{same[9:]}"))
+    claims.append(Claim("secondary", "4", "behaviour, lag 160, same", "same", MORE_ENTROPY))
+    return Study(settings, claims, range(1, 21))
+
+
+SIZES = ("narrow", "same", "wide")  # 0.2 over the root of 1 + lag in updates, 0.2, and 0.2 times it
+ENTROPY_WEIGHT = 0.03  # of the control whose entropy is near to that of a lag of 160 steps
+
+
+# -- age or numerics?
+
+CORRECTIONS: dict[str, Options] = {
+    "proximal": {"algo.objective": "proximal"},
+    "decoupled": {"algo.objective": "decoupled"},
+    "truncated_is": {"algo.objective": "truncated_is"},
+    "icepop": {"algo.objective.decoupled.above_cap": "mask"},
+}
+WIRES = ("float32", "bfloat16", "int8")
+
+
+def numerics() -> Study:
+    def name(objective: str, lag: int, wire: str) -> str:
+        return f"{objective}, lag {SHORT_STEPS * lag}, {wire}"
+
+    settings = {
+        name(objective, lag, wire): {**options, "sync.lag": lag, "sync.wire": wire}
+        for objective, options in CORRECTIONS.items()
+        for lag in (0, 4, 16)
+        for wire in WIRES
+    }
+    claims = []
+    for objective in CORRECTIONS:
+        exact, short, byte = (name(objective, 0, wire) for wire in WIRES)
+        claims += [
+            Claim("primary", "1", short, "same", exact),
+            Claim("primary", "2", byte, "same", exact),
+        ]
+        for lag in (4, 16):
+            byte, exact = (name(objective, lag, wire) for wire in ("int8", "float32"))
+            claims.append(Claim("primary", "3", byte, "same", exact))
+    for objective in ("decoupled", "truncated_is", "icepop"):
+        for lag in (4, 16):
+            corrected, plain = (name(n, lag, "float32") for n in (objective, "proximal"))
+            claims.append(Claim("secondary", "4", corrected, "higher", plain))
+        corrected, plain = (name(n, 0, "int8") for n in (objective, "proximal"))
+        claims.append(Claim("secondary", "5", corrected, "higher", plain))
+    return Study(settings, claims, range(1, 11))
+
+
+# -- rate times lag, or rate times horizon?
+
+RATES, HORIZON_LAGS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3), (0, 4, 16, 64)
+UNBOUND = ("truncated_is", "decoupled")
+
+
+def horizon() -> Study:
+    settings = {
+        f"{objective}, rate {rate:g}, lag {SHORT_STEPS * lag}": {
+            "algo.objective": objective,
+            "algo.learning_rate": rate,
+            "sync.lag": lag,
+        }
+        for objective in (*UNBOUND, "behaviour")
+        for rate in RATES
+        for lag in HORIZON_LAGS
+    }
+    return Study(settings, [], range(1, 11), law=law)
+
+
+def law(values: pd.DataFrame) -> Iterator[str]:
+    """Of each objective: log T = a - b log(rate) - c log(lag) + noise, over runs with lag.
+
+    T is when a run collapses for good, in gradient steps; for others it is known to be later than
+    their last step. The noise is normal. Brackets hold the bootstrap's 95 % interval over seeds.
+    """
+    yield "| objective | runs | collapsed for good | b, of the rate | c, of the lag |"
+    yield "|---|--:|--:|--:|--:|"
+    for objective in (*UNBOUND, "behaviour"):
+        names = values.index.get_level_values("setting")
+        runs = values[names.str.startswith(f"{objective},")].reset_index()
+        parts = runs["setting"].str.extract(r"rate (?P<rate>\S+), lag (?P<lag>\d+)").astype(float)
+        runs = runs.assign(**parts)
+        runs = runs[runs["lag"] > 0]
+        collapsed = runs["collapse_step"].notna()
+        cells = ["too few", "too few"]
+        if collapsed.sum() >= FEWEST_COLLAPSES:
+            b, c = exponents(runs)
+            random, drawn = np.random.default_rng(0), []
+            by_seed = dict(iter(runs.groupby("seed")))
+            for _ in range(RESAMPLES):
+                seeds = random.choice(list(by_seed), len(by_seed))
+                drawn.append(exponents(pd.concat([by_seed[seed] for seed in seeds])))
+            low, high = np.nanpercentile(drawn, [2.5, 97.5], axis=0)
+            cells = [
+                text(Estimate(value, low[i], high[i], len(by_seed)))
+                for i, value in enumerate((b, c))
+            ]
+        yield f"| {objective} | {len(runs)} | {collapsed.sum()} | {' | '.join(cells)} |"
+
+
+def exponents(runs: pd.DataFrame) -> tuple[float, float]:
+    """b and c by maximum likelihood, where runs that did not collapse are censored."""
+    ended = runs["collapse_step"].notna().to_numpy()
+    times = np.log(runs["collapse_step"].fillna(runs["steps"]).to_numpy())
+    logs = np.log(runs[["rate", "lag"]].to_numpy())
+    terms = np.column_stack([np.ones(len(runs)), -(logs - logs.mean(0))])
+
+    def loss(parameters: np.ndarray) -> float:
+        scale = math.exp(parameters[-1])
+        z = (times - terms @ parameters[:-1]) / scale
+        return -float(np.where(ended, norm.logpdf(z) - parameters[-1], norm.logsf(z)).sum())
+
+    fitted = minimize(loss, np.array([times.mean(), 0.5, 0.5, 0.0]), method="BFGS")
+    return float(fitted.x[1]), float(fitted.x[2])
+
+
+FEWEST_COLLAPSES, RESAMPLES = 20, 200
+RANDOM, LEARNED = 0.1, 0.3  # the score of random digits, and from which on a run has learned
+
+
+STUDIES = {
+    "ages": ages(STEP_FRAMES),
+    "ages_long": ages(4 * STEP_FRAMES),
+    "trust_region": trust_region(),
+    "numerics": numerics(),
+    "horizon": horizon(),
+}
 
 
 # -- what the runs say
@@ -166,7 +331,7 @@ def read_values(sweep: Path, settings: Mapping[str, Options]) -> pd.DataFrame:
     of_run = dict(iter(records.groupby("run")))
     rows = []
     for run, options in done["options"].items():
-        scores = scores_of(of_run[run])
+        scores = scores_of(of_run[run], float(done.loc[run, "summary.gradient_steps"]))
         for name, setting in settings.items():
             if all(equal(value, options.get(key)) for key, value in setting.items()):
                 rows.append({"setting": name, "seed": int(options["seed"]), **scores})
@@ -176,7 +341,7 @@ def read_values(sweep: Path, settings: Mapping[str, Options]) -> pd.DataFrame:
     return values.assign(collapsed=collapsed(values))
 
 
-def scores_of(records: pd.DataFrame) -> dict[str, float]:
+def scores_of(records: pd.DataFrame, total_steps: float) -> dict[str, float]:
     evaluated = records.dropna(subset=[EVALUATED])
     returns = evaluated[EVALUATED].to_numpy()
     steps = float(records[STEPS].max())
@@ -190,7 +355,22 @@ def scores_of(records: pd.DataFrame) -> dict[str, float]:
         "age": float(records[AGE].max()) + steps - 1,
         "first": float(returns[0]),
         "best": float(returns.max()),
+        "steps": total_steps,
+        "collapse_step": total_steps * collapse_share(returns),
     }
+
+
+def collapse_share(returns: np.ndarray) -> float:
+    """The share of a run after which it has collapsed for good; NaN if it has not.
+
+    From this evaluation on, all are nearer to a random answer's score than to the best so far.
+    """
+    best = np.maximum.accumulate(returns)
+    lost = (best >= LEARNED) & (best - returns > LOST * (best - RANDOM))
+    if not lost[-1]:
+        return math.nan
+    first = len(lost) - int(np.argmin(lost[::-1])) if not lost.all() else 0
+    return (first + 1) / len(returns)
 
 
 def collapsed(values: pd.DataFrame) -> pd.Series:
@@ -323,6 +503,9 @@ def lines(study: Study, values: pd.DataFrame) -> Iterator[str]:
                 cells = " | ".join(text(one) for one in others)
                 row = f"{text(difference)} | {p:.2g} | {beyond:.2g} | {shown}"
                 yield f"| {claim} | {row} | {cells} |"
+    if study.law is not None:
+        yield ""
+        yield from study.law(inside)
 
 
 def text(estimate: Estimate) -> str:
