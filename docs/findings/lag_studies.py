@@ -264,31 +264,51 @@ def law(values: pd.DataFrame) -> Iterator[str]:
     """Of each objective: log T = a - b log(rate) - c log(lag) + noise, over runs with lag.
 
     T is when a run collapses for good, in gradient steps; for others it is known to be later than
-    their last step. The noise is normal. Brackets hold the bootstrap's 95 % interval over seeds.
+    their last step. The noise is normal.
     """
-    yield "| objective | runs | collapsed for good | b, of the rate | c, of the lag |"
-    yield "|---|--:|--:|--:|--:|"
+    yield "| objective | runs | collapsed for good | b, of the rate | c, of the lag | b - c | |"
+    yield "|---|--:|--:|--:|--:|--:|---|"
     for objective in (*UNBOUND, "behaviour"):
         names = values.index.get_level_values("setting")
         runs = values[names.str.startswith(f"{objective},")].reset_index()
         parts = runs["setting"].str.extract(r"rate (?P<rate>\S+), lag (?P<lag>\d+)").astype(float)
         runs = runs.assign(**parts)
         runs = runs[runs["lag"] > 0]
-        collapsed = runs["collapse_step"].notna()
-        cells = ["too few", "too few"]
-        if collapsed.sum() >= FEWEST_COLLAPSES:
-            b, c = exponents(runs)
-            random, drawn = np.random.default_rng(0), []
-            by_seed = dict(iter(runs.groupby("seed")))
-            for _ in range(RESAMPLES):
-                seeds = random.choice(list(by_seed), len(by_seed))
-                drawn.append(exponents(pd.concat([by_seed[seed] for seed in seeds])))
-            low, high = np.nanpercentile(drawn, [2.5, 97.5], axis=0)
-            cells = [
-                text(Estimate(value, low[i], high[i], len(by_seed)))
-                for i, value in enumerate((b, c))
-            ]
-        yield f"| {objective} | {len(runs)} | {collapsed.sum()} | {' | '.join(cells)} |"
+        collapsed = int(runs["collapse_step"].notna().sum())
+        cells = ["", "", "", "too few"]
+        if collapsed >= FEWEST_COLLAPSES:
+            estimates = estimated_exponents(runs)
+            cells = [*map(text, estimates), regime(*estimates)]
+        yield f"| {objective} | {len(runs)} | {collapsed} | {' | '.join(cells)} |"
+
+
+def regime(b: Estimate, c: Estimate, difference: Estimate) -> str:
+    """What decides when a run collapses, by the intervals."""
+
+    def within(estimate: Estimate, value: float) -> bool:
+        return value - WIDTH < estimate.low and estimate.high < value + WIDTH
+
+    if within(b, 1) and within(c, 0):
+        return "rate times horizon"
+    if within(difference, 0) and c.low > WIDTH:
+        return "rate times lag"
+    return "neither is shown"
+
+
+def estimated_exponents(runs: pd.DataFrame) -> list[Estimate]:
+    """b, c and b - c, with the bootstrap's 95 % interval over seeds."""
+    by_seed = dict(iter(runs.groupby("seed")))
+    random, drawn = np.random.default_rng(0), []
+    for _ in range(RESAMPLES):
+        seeds = random.choice(list(by_seed), len(by_seed))
+        b, c = exponents(pd.concat([by_seed[seed] for seed in seeds]))
+        drawn.append((b, c, b - c))
+    b, c = exponents(runs)
+    lows, highs = np.percentile(drawn, [2.5, 97.5], axis=0)
+    return [
+        Estimate(value, float(low), float(high), len(by_seed))
+        for value, low, high in zip((b, c, b - c), lows, highs, strict=True)
+    ]
 
 
 def exponents(runs: pd.DataFrame) -> tuple[float, float]:
@@ -308,6 +328,7 @@ def exponents(runs: pd.DataFrame) -> tuple[float, float]:
 
 
 FEWEST_COLLAPSES, RESAMPLES = 20, 200
+WIDTH = 0.25  # of exponents that count as the same
 RANDOM, LEARNED = 0.1, 0.3  # the score of random digits, and from which on a run has learned
 
 
