@@ -104,7 +104,7 @@ def read_episodes(lines: Iterable[str]) -> list[Episodes]:
 def train(training: Training, options: dict[str, Any]) -> Trained:
     """Do the run in this process, as run.py would, and read what it left."""
     from harness.config.plan import plan_run
-    from harness.run.execution import execute
+    from harness.run.run_lifetime import execute
 
     directory = Path(training.scratch) / "run"
     outcome = execute(replace(plan_run(overrides(training, options)), directory=directory))

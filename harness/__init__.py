@@ -1,8 +1,8 @@
-"""Experiments: config, runner, algorithms, logging, checkpoints, statistics and report.
+"""Experiments: config, training loop, algorithms, logging, checkpoints, statistics and report.
 
 The harness builds a run from a Hydra config. The run collects, updates the policy, publishes its
 weights, logs, and writes a run directory. The harness imports `collectors` and `sync`, which do not
-import it. Start with `run/execution.py` (a run from start to end) and `run/runner.py` (its loop).
+import it. Start with `run/run_lifetime.py` (a run from start to end) and `run/training_loop.py`.
 """
 
 from importlib.util import find_spec

@@ -210,7 +210,7 @@ class RunFailed(RuntimeError):
 
 def _run(plan: RunPlan) -> int:
     """Do one run; its exit status."""
-    from harness.run.execution import execute
+    from harness.run.run_lifetime import execute
 
     try:
         outcome = execute(plan)
@@ -248,7 +248,7 @@ def _leave_to_hydra(place: Place, arguments: list[str], overrides: list[str]) ->
 def job(composed: DictConfig) -> float:
     """One job of a sweep, in any process; what a sweeper optimises."""
     from harness.config.plan import plan_from
-    from harness.run.execution import collects_for_another, execute
+    from harness.run.run_lifetime import collects_for_another, execute
     from harness.run_directory import RunDir
     from harness.sweep.progress import is_stopped
     from harness.sweep.sweep import Sweep, trial_of

@@ -29,7 +29,7 @@ from collectors.simulation.costs import Cost, Costs
 from collectors.simulation.simulator import Simulator
 from harness.config.stored import read_options
 from harness.files import one_line
-from harness.measures.metrics import lag_figures
+from harness.measures.lags import lag_figures
 from harness.options.base import build
 from harness.options.collectors import MultiAsyncConfig
 from harness.options.simulated import SimulatedConfig

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
 
-class Run(Protocol):
-    """The attributes of the runner that callbacks and loggers can use."""
+class RunView(Protocol):
+    """The attributes of the training loop that callbacks and loggers can use."""
 
     config: Any  # the whole config, harness.options.Config
     directory: Path  # of the run
     learner: Any  # its `policy` is what the workers get
     collector: Any  # of which `policy_version`, `made_batches()` and `worker_stages()` may be read
     sync: Any  # harness.measures.sync_meter.SyncMeter
-    clock: Any  # harness.measures.metrics.Clock
+    clock: Any  # harness.measures.clock.Clock
     staleness: Any  # harness.measures.staleness.Staleness
     frames: int  # collected so far
     updates: int  # done so far
@@ -61,26 +61,26 @@ class Callback:
                     "A method of your own needs another name, as without on_"
                 )
 
-    def on_run_start(self, run: Run) -> None:
+    def on_run_start(self, run: RunView) -> None:
         """Everything is built; nothing is collected yet."""
 
-    def on_batch(self, run: Run, batch: TensorDictBase) -> None:
+    def on_batch(self, run: RunView, batch: TensorDictBase) -> None:
         """A batch was collected; the learner learns from it next."""
 
-    def on_update(self, run: Run, metrics: dict[str, float]) -> None:
+    def on_update(self, run: RunView, metrics: dict[str, float]) -> None:
         """The learner has learned from it; metrics may be added or changed."""
 
-    def on_publish(self, run: Run, version: int) -> None:
+    def on_publish(self, run: RunView, version: int) -> None:
         """A version was published."""
 
-    def on_batch_end(self, run: Run) -> None:
+    def on_batch_end(self, run: RunView) -> None:
         """The batch was learned from, published and logged; the run's state is whole."""
 
-    def on_log(self, run: Run, metrics: dict[str, float]) -> None:
+    def on_log(self, run: RunView, metrics: dict[str, float]) -> None:
         """A record is about to be logged; metrics may be added or changed."""
 
-    def on_checkpoint(self, run: Run, file: Path) -> None:
+    def on_checkpoint(self, run: RunView, file: Path) -> None:
         """A checkpoint was written."""
 
-    def on_run_end(self, run: Run, summary: dict[str, Any]) -> None:
+    def on_run_end(self, run: RunView, summary: dict[str, Any]) -> None:
         """The run has ended, for whatever reason; the summary may be changed."""

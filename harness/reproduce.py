@@ -28,7 +28,7 @@ from harness.run.branch_start import branch_of
 from harness.run.checkpoints import CheckpointError
 from harness.run.provenance import hardware, manifest, packages
 from harness.run_comparison import (
-    Difference,
+    FirstDifference,
     compare_records,
     compare_weights,
     is_repeatable,
@@ -283,7 +283,7 @@ def compare_changed(original: Path, plan: RunPlan, changes: Sequence[str]) -> Ve
 
 
 def _execute(plan: RunPlan, place: Path) -> Any:
-    from harness.run.execution import execute
+    from harness.run.run_lifetime import execute
 
     outcome = execute(replace(plan, directory=place))
     if outcome.exit_status > 128:
@@ -309,7 +309,7 @@ def _run(plan: RunPlan, place: Path) -> float:
 
 def compare(
     original: Path, place: Path, *, replayed: bool = False, whole: bool = True
-) -> tuple[Difference | None, str]:
+) -> tuple[FirstDifference | None, str]:
     """The first difference, and what was compared; records first, since they say when it was.
 
     Another version of the code may measure more or less: what only one run has is named.

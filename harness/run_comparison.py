@@ -25,7 +25,7 @@ MOMENTS = re.compile(r"collector/(collected|dropped|in_flight)|sync/(link_.*|byt
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """The first thing in which two runs differ."""
 
     what: str
@@ -82,7 +82,7 @@ def compare_records(
     replayed: bool = False,
     whole: bool = True,
     without: Collection[str] = (),
-) -> Difference | None:
+) -> FirstDifference | None:
     """The first metric that differs, by record and name.
 
     replayed: leave out what depends on moments. whole: as many records in both. without: metrics
@@ -94,13 +94,13 @@ def compare_records(
         if there is None or here is None:
             step = (there or here or {}).get("step")
             there, here = (None if record is None else "a record" for record in (there, here))
-            return Difference(f"step {step}", there, here)
+            return FirstDifference(f"step {step}", there, here)
         for name in ["step", *sorted({*there, *here} - {"step"})]:
             a, b = there.get(name), here.get(name)
             if name in without or (replayed and MOMENTS.fullmatch(name)):
                 continue
             if not _same(a, b):
-                return Difference(f"step {here.get('step')}, {name}", a, b)
+                return FirstDifference(f"step {here.get('step')}, {name}", a, b)
     return None
 
 
@@ -113,7 +113,7 @@ def weights(directory: Path) -> State:
     return learner
 
 
-def compare_weights(first: Path, second: Path) -> Difference | None:
+def compare_weights(first: Path, second: Path) -> FirstDifference | None:
     """The first weight, or state of the optimisers, that differs."""
     there, here = (dict(flatten(weights(run), lists=True)) for run in (first, second))
     for name in [*there, *(name for name in here if name not in there)]:
@@ -122,18 +122,18 @@ def compare_weights(first: Path, second: Path) -> Difference | None:
             if (difference := _compare_tensors(name, a, b)) is not None:
                 return difference
         elif isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or not _same(a, b):
-            return Difference(f"final weights, {name}", _shown(a), _shown(b))
+            return FirstDifference(f"final weights, {name}", _shown(a), _shown(b))
     return None
 
 
-def _compare_tensors(name: str, a: torch.Tensor, b: torch.Tensor) -> Difference | None:
+def _compare_tensors(name: str, a: torch.Tensor, b: torch.Tensor) -> FirstDifference | None:
     if a.shape != b.shape or a.dtype != b.dtype:
-        return Difference(f"final weights, {name}", _shown(a), _shown(b))
+        return FirstDifference(f"final weights, {name}", _shown(a), _shown(b))
     same = (a == b) | ((a != a) & (b != b))
     if bool(same.all()):
         return None
     place = tuple((~same).nonzero()[0].tolist())
-    return Difference(f"final weights, {name}{list(place)}", a[place].item(), b[place].item())
+    return FirstDifference(f"final weights, {name}{list(place)}", a[place].item(), b[place].item())
 
 
 def _shown(value: Any) -> Any:

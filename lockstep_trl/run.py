@@ -27,8 +27,9 @@ from transformers import TrainerCallback
 from collectors.rollout.seeds import untouched_streams
 from harness.logging import JsonlLogger
 from harness.logging.events import TraceFile
+from harness.measures.episodes import RECENT_EPISODES
+from harness.measures.lags import Lags, lag_figures
 from harness.measures.meters import split
-from harness.measures.metrics import RECENT_EPISODES, Lags, lag_figures
 from harness.measures.staleness import Staleness
 from harness.run.provenance import manifest
 from harness.run_directory import RunDir

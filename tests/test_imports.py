@@ -248,13 +248,13 @@ def test_a_circle_is_found_however_it_is_imported(tmp_path):
 def test_forbidden_imports_are_found_in_every_form(tmp_path):
     for path, code in (
         ("harness/a.py", "import run"),
-        ("collectors/a.py", "from harness.run.runner import Runner"),
+        ("collectors/a.py", "from harness.run.training_loop import TrainingLoop"),
         ("collectors/inner/a.py", "from ...harness.config import Config"),
         ("sync/a.py", "def f():\n    import torch, collectors"),
         ("sync/a.py", f"{TYPE_CHECKING}\n    import harness"),
         ("sync/a.py", "import importlib\nimportlib.import_module('harness.config')"),
         ("sync/a.py", "from gymnasium.spaces import Box"),
-        ("harness/run/runner.py", "import wandb"),
+        ("harness/run/training_loop.py", "import wandb"),
         ("harness/models/a.py", "from harness.algorithms.returns import gae"),
         ("harness/measures/a.py", f"{TYPE_CHECKING}\n    from harness.logging import Logger"),
         ("harness/a.py", "from benchmarks import models"),

@@ -19,7 +19,7 @@ from torch import Tensor
 Part = dict[str, Tensor]
 
 
-class Layout:
+class BatchLayout:
     """Minibatches of frames, each by itself. Other layouts derive from it."""
 
     def arrange(self, rows: Part, present: Tensor, states: Tensor | None) -> Part:
@@ -42,7 +42,7 @@ class Layout:
         return part
 
 
-class Sequences(Layout):
+class Sequences(BatchLayout):
     """Minibatches of sequences [S, length] for a recurrent policy; "mask" says what is present."""
 
     def __init__(self, length: int):
@@ -60,7 +60,7 @@ class Sequences(Layout):
         return without_padding(part)
 
 
-class Trajectories(Layout):
+class WholeTrajectories(BatchLayout):
     """Minibatches of whole trajectories, each as far as it lies in the batch, frame after frame."""
 
     def arrange(self, rows: Part, present: Tensor, states: Tensor | None) -> Part:
@@ -73,7 +73,7 @@ class Trajectories(Layout):
         return without_padding(renumbered(super().take(parts, places)))
 
 
-class RecurrentTrajectories(Trajectories):
+class RecurrentTrajectories(WholeTrajectories):
     """The same for a recurrent policy: trajectories [N, L], and the state before each."""
 
     def arrange(self, rows: Part, present: Tensor, states: Tensor | None) -> Part:
@@ -81,17 +81,17 @@ class RecurrentTrajectories(Trajectories):
         return with_states(trajectories(rows, present), first, states)
 
     def take(self, parts: Part, places: Tensor) -> Part:
-        return renumbered(Layout.take(self, parts, places))
+        return renumbered(BatchLayout.take(self, parts, places))
 
     def frames(self, part: Part) -> Part:
         return without_padding(part)
 
 
-def layout(*, recurrent: bool, whole_trajectories: bool, length: int) -> Layout:
+def layout(*, recurrent: bool, whole_trajectories: bool, length: int) -> BatchLayout:
     """The layout for a policy and an objective. length: of the sequences of a recurrent policy."""
     if whole_trajectories:
-        return RecurrentTrajectories() if recurrent else Trajectories()
-    return Sequences(length) if recurrent else Layout()
+        return RecurrentTrajectories() if recurrent else WholeTrajectories()
+    return Sequences(length) if recurrent else BatchLayout()
 
 
 def trajectories(rows: Part, usable: Tensor) -> Part:

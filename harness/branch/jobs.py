@@ -41,7 +41,7 @@ class Ended(NamedTuple):
 def run_jobs(jobs: Sequence[Job], parallel: int) -> Generator[Ended]:
     """Do the runs; each one when it has ended."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["harness.run.execution", __name__])
+    context.set_forkserver_preload(["harness.run.run_lifetime", __name__])
     waiting = list(jobs)
     running: list[tuple[Job, BaseProcess, float]] = []
     try:
@@ -65,7 +65,7 @@ def run_jobs(jobs: Sequence[Job], parallel: int) -> Generator[Ended]:
 def run_job(job: Job, caller: int) -> None:
     """Do one run, in its process."""
     from harness.errors import ConfigError
-    from harness.run.execution import execute
+    from harness.run.run_lifetime import execute
 
     os.setsid()  # Ctrl-C in the terminal reaches the command alone, which passes it on once
     write_to(job.output)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.callbacks import Callback, Pruned, Run
+from harness.callbacks import Callback, Pruned, RunView
 from harness.config.plan import RunPlan
 from harness.errors import ConfigError
 from harness.files import one_line, read_json
@@ -34,7 +34,7 @@ class Moments(Callback):
         self.folder = folder
         self.left = sorted(updates)
 
-    def on_batch_end(self, run: Run) -> None:
+    def on_batch_end(self, run: RunView) -> None:
         if run.updates < self.left[0]:
             return
         update = self.left.pop(0)

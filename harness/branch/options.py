@@ -94,7 +94,7 @@ def check_learner(arm: str, config: Config, control: Config) -> None:
     """Raise `ConfigError` if the learner of an arm needs a state that the control's lacks."""
     # They take time to import.
     from harness.run.build import make_learner
-    from harness.run.execution import MISFITS
+    from harness.run.run_lifetime import MISFITS
 
     learner, state = make_learner(config), make_learner(control).state_dict()
     names = [

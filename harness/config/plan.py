@@ -32,7 +32,7 @@ from harness.registry import (
 from harness.run_directory import RunDir
 
 
-class Trial(Protocol):
+class TrialInterface(Protocol):
     """A search's part in a run that it has started: see harness/sweep/search.py."""
 
     def report(self, step: int, value: float, *, final: bool = False) -> None:
@@ -67,7 +67,7 @@ class RunPlan:
     replace_done: bool = False
     stop_after_failures: int | None = None  # of the sweep's jobs
     sweep: str | None = None
-    trial: Trial | None = None  # of a search
+    trial: TrialInterface | None = None  # of a search
     branch: BranchStart | None = None
     watchers: Sequence[Callback] = ()  # called like the callbacks of the config
 

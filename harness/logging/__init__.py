@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.callbacks import Run
+from harness.callbacks import RunView
 from harness.files import plain
 from harness.measures.meters import Histogram
 from harness.options.run import LoggerConfig
@@ -44,7 +44,7 @@ class Logger(ABC):
 
     remark = ""
 
-    def start(self, run: Run) -> None:
+    def start(self, run: RunView) -> None:
         """The loop begins."""
 
     def phase(self, work: str, start_s: float, end_s: float) -> None:
@@ -120,7 +120,7 @@ class Loggers(Logger):
     ) -> None:
         self._each(lambda logger: logger.log(step, metrics, histograms or {}))
 
-    def start(self, run: Run) -> None:
+    def start(self, run: RunView) -> None:
         self._each(lambda logger: logger.start(run))
 
     def phase(self, work: str, start_s: float, end_s: float) -> None:

@@ -17,7 +17,7 @@ MORE_WORKERS = "add workers or environments (collector.num_workers, env.num_envs
 RUN_AHEAD = "let workers, which wait as well, run ahead (collector.batches_ahead, sync.max_lag)"
 
 
-class Verdict(NamedTuple):
+class Bottleneck(NamedTuple):
     """The word for it, the figure behind it, and what would make the run faster."""
 
     name: str
@@ -27,7 +27,7 @@ class Verdict(NamedTuple):
 
 def verdict(
     phases: Mapping[str, float], workers: Mapping[str, float], collector: str = ""
-) -> Verdict | None:
+) -> Bottleneck | None:
     """From the shares of the learner's time, and of the workers' time if that is known.
 
     phases: collect, train, sync and log. workers: acting, waiting and applying. None if nothing was
@@ -40,17 +40,19 @@ def verdict(
     waiting, applying = workers.get("waiting", 0.0), workers.get("applying", 0.0)
     if largest == "log":
         reason = f"logging and evaluation take {share} of the learner's time"
-        return Verdict("log-bound", reason, LESS_LOG)
+        return Bottleneck("log-bound", reason, LESS_LOG)
     if largest == "train":
         reason = f"updates take {share} of the learner's time"
         if waiting > 0:
             reason += f", and workers wait {waiting:.0%} of theirs"
-        return Verdict("learner-bound", reason, CHEAPER_UPDATES)
+        return Bottleneck("learner-bound", reason, CHEAPER_UPDATES)
     if largest == "sync":
         reason = f"publishing takes {share} of the learner's time"
-        return Verdict("sync-bound", reason, RARER_VERSIONS)
+        return Bottleneck("sync-bound", reason, RARER_VERSIONS)
     if applying > max(workers.get("acting", 0.0), waiting):
         reason = f"workers spend {applying:.0%} of their time on new weights"
-        return Verdict("sync-bound", reason, RARER_VERSIONS)
+        return Bottleneck("sync-bound", reason, RARER_VERSIONS)
     advice = MORE_FRAMES.get(collector, RUN_AHEAD if waiting > 0.5 else MORE_WORKERS)
-    return Verdict("environment-bound", f"the learner waits {share} of its time for frames", advice)
+    return Bottleneck(
+        "environment-bound", f"the learner waits {share} of its time for frames", advice
+    )

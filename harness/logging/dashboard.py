@@ -15,7 +15,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from harness.logging.bottleneck import verdict
-from harness.numbers import Unused, readable
+from harness.measures import Unused
+from harness.numbers import readable
 
 WINDOW = 100  # samples that shares and speeds are of
 MOST_POINTS = 1024  # of the return curve

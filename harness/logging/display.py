@@ -22,10 +22,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from harness.callbacks import Run
+from harness.callbacks import RunView
 from harness.logging.dashboard import Dashboard
-from harness.measures import PHASES
-from harness.numbers import Unused, readable
+from harness.measures import PHASES, Unused
+from harness.numbers import readable
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Display:
         *,
         show_config: bool = True,
         frames: int = 0,
-        run: Run | None = None,
+        run: RunView | None = None,
         sync: str = "",
     ) -> None:
         """Show what will run.
@@ -279,7 +279,7 @@ def _form(summary: Mapping[str, Any], form: str, *names: str) -> str | None:
 class LiveView:
     """Draws a dashboard a few times a second, between `start` and `stop`."""
 
-    def __init__(self, dashboard: Dashboard, console: Console, run: Run | None):
+    def __init__(self, dashboard: Dashboard, console: Console, run: RunView | None):
         self._dashboard, self._console, self._run = dashboard, console, run
         self._records: deque[tuple[int, Mapping[str, float], float, int]] = deque()
         self._done = threading.Event()

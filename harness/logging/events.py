@@ -18,7 +18,7 @@ import numpy as np
 from tensordict import TensorDictBase
 from torch import nn
 
-from harness.callbacks import Callback, Run
+from harness.callbacks import Callback, RunView
 from harness.errors import ConfigError
 from harness.options.base import Options
 from harness.registry import callbacks
@@ -99,7 +99,7 @@ class EventTrace(Callback):
         self._applied: dict[int, int] = {}  # the newest version of each worker
         self._batch: list[tuple[int, int, dict[int, int]]] = []  # worker, sample, frames by version
 
-    def on_run_start(self, run: Run) -> None:
+    def on_run_start(self, run: RunView) -> None:
         self._file = TraceFile(run.directory)
         self._file.begin(update=run.updates, program="lockstep", unit="frames")
         newest = int(run.collector.policy_version)
@@ -110,7 +110,7 @@ class EventTrace(Callback):
             self._publish(run, version, *moment, is_newest=version == newest)
         self._file.flush()
 
-    def on_batch(self, run: Run, batch: TensorDictBase) -> None:
+    def on_batch(self, run: RunView, batch: TensorDictBase) -> None:
         self._note_applied(run)
         mask = batch["collector", "mask"]
         workers = batch["collector", "worker"][mask].numpy()
@@ -127,7 +127,7 @@ class EventTrace(Callback):
             self._file.write("take", worker=worker, sample=sample, version=min(spans))
             self._batch.append((worker, sample, spans))
 
-    def on_update(self, run: Run, metrics: dict[str, float]) -> None:
+    def on_update(self, run: RunView, metrics: dict[str, float]) -> None:
         gone: set[int] = set()
         if metrics.get("train/dropped"):
             ratios = run.learner.ratios
@@ -149,22 +149,22 @@ class EventTrace(Callback):
         self._file.write("counts", **counts)
         self._file.flush()
 
-    def on_publish(self, run: Run, version: int) -> None:
+    def on_publish(self, run: RunView, version: int) -> None:
         self._publish(run, version, run.updates, run.gradient_steps, is_newest=True)
         self._file.flush()
 
-    def on_run_end(self, run: Run, summary: dict[str, Any]) -> None:
+    def on_run_end(self, run: RunView, summary: dict[str, Any]) -> None:
         self._file.close()
 
     def _publish(
-        self, run: Run, version: int, update: int, step: int | None, *, is_newest: bool
+        self, run: RunView, version: int, update: int, step: int | None, *, is_newest: bool
     ) -> None:
         more: dict[str, Any] = {} if run.gradient_steps is None else {"step": step}
         if is_newest and self.options.checksums:
             more["checksum"] = f"{checksum(run.learner.policy):08x}"
         self._file.write("publish", version=version, update=update, **more)
 
-    def _note_applied(self, run: Run) -> None:
+    def _note_applied(self, run: RunView) -> None:
         answers = run.sync.answers_since(self._applied)
         for worker, answer in sorted(answers, key=lambda pair: pair[1].version):
             self._file.write("applied", worker=worker, version=answer.version)

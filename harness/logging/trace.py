@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 from collectors import SimulatedCollector
 from collectors.options.check_types import Positive
 from collectors.simulation.simulator import Simulator, Span
-from harness.callbacks import Run
+from harness.callbacks import RunView
 from harness.logging import Logger, Metrics, RunInfo
 from harness.measures.meters import Histogram
 from harness.options.run import LoggerConfig
@@ -61,12 +61,12 @@ class TraceLogger(Logger):
         self._ends: dict[tuple[int, int], int] = {}  # of each track
         self._seen: dict[int, int] = {}  # the newest version that each worker has applied
         self._has_events = False  # in the file
-        self._run: Run | None = None
+        self._run: RunView | None = None
         self._schedule: Simulator | None = None
         self._write(b"[\n")
         self._name(LEARNER, WORK, "learner", "loop")
 
-    def start(self, run: Run) -> None:
+    def start(self, run: RunView) -> None:
         self._run = run
         if isinstance(run.collector, SimulatedCollector) and isinstance(
             run.collector.schedule, Simulator

@@ -1,7 +1,7 @@
 """Weights & Biases, in its own thread: the run does not wait for it and does not fail with it.
 
-runner                     thread "lockstep-wandb"
-------                     -----------------------
+run                        thread "lockstep-wandb"
+---                        -----------------------
 log(...)   --queue-->      init, log, log, ...
                            online, if that cannot be: offline, with a warning, again at the end
 finish()   --queue-->      summary, files and exit code, end W&B's own process

@@ -6,7 +6,7 @@
         def read(self) -> Readings: ...
         def summary(self) -> dict[str, Any]: ...
 
-To add one, list it in `Runner.__post_init__`. Its name there is its name in checkpoints.
+To add one, list it in `TrainingLoop.__post_init__`. Its name there is its name in checkpoints.
 """
 
 from __future__ import annotations

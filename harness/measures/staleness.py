@@ -6,8 +6,6 @@ gradient steps, from the version that acted in each frame.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,124 +13,15 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from harness.measures import BUCKETS
+from harness.measures.lags import LagCounts, Publications, lag_histogram
 from harness.measures.meters import Histogram, Ratios, Readings, Update
-from harness.measures.metrics import lag_figures, lag_histogram
 from harness.saved_state import Stateful
-from lockstep_check.ages import Parts, age, in_training, parts
+from lockstep_check.ages import Parts, age, parts
 
 HIGHEST = (0, 1, 2, 4, 8, 16)  # lag of each bucket but the last
 _HALF = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 # Of a histogram; its first and last bins hold what lies beyond them, too.
 LOG_RATIO_EDGES = [*(-edge for edge in reversed(_HALF)), *_HALF]
-MOST_TURNS = 10_000
-
-
-class Publications:
-    """After how many updates, or gradient steps, each version was published.
-
-    Only the points are kept at which the updates between two versions change: two of them, as long
-    as `sync.interval` is the same. Versions before the oldest point count as that one.
-    """
-
-    def __init__(self) -> None:
-        self._points = [(0, 0)]  # (version, updates or gradient steps)
-
-    def note(self, version: int, moment: int) -> None:
-        """Note that this version, which is newer than all before, was published."""
-        if version <= self._points[-1][0]:
-            return
-        if len(self._points) > 1:
-            before, last = self._points[-2:]
-            if in_line(before, last, (version, moment)):
-                self._points.pop()
-        self._points = [*self._points[-MOST_TURNS + 1 :], (version, moment)]
-
-    @property
-    def newest(self) -> int:
-        """The updates, or gradient steps, at the last publish."""
-        return self._points[-1][1]
-
-    def moments(self, versions: np.ndarray) -> np.ndarray:
-        """The updates, or gradient steps, after which each of these versions was published."""
-        points = np.array(self._points, np.float64)
-        moments = np.interp(versions, points[:, 0], points[:, 1])
-        return np.rint(moments).astype(np.int64)
-
-    def state_dict(self) -> list[list[int]]:
-        return [list(point) for point in self._points]
-
-    def load_state_dict(self, state: list[list[int]]) -> None:
-        self._points = [(int(version), int(moment)) for version, moment in state]
-
-
-def in_line(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> bool:
-    """Whether the second of three points lies on the line between the others."""
-    (x0, y0), (x1, y1), (x2, y2) = a, b, c
-    return (y1 - y0) * (x2 - x1) == (y2 - y1) * (x1 - x0)
-
-
-class LagCounts(Stateful):
-    """How many frames had which lag, and what their lags are made of."""
-
-    STATE = ("counts", "steps", "unpublished", "waited", "num_waited", "trained", "num_trained")
-
-    def __init__(self) -> None:
-        self.counts = np.zeros(1, np.int64)  # by lag
-        self.steps: Counter[int] = Counter()  # frames by lag in gradient steps, if it is known
-        self.unpublished = 0  # summed over frames
-        self.waited = 0  # summed over frames
-        self.num_waited = 0  # frames of which that is known
-        self.trained = 0.0  # summed over frames
-        self.num_trained = 0  # frames of which that is known
-
-    def add(
-        self,
-        counts: np.ndarray,
-        unpublished: int,
-        gradient_steps: float | None,
-        waited: int | None = None,
-        steps: Mapping[int, int] | None = None,
-    ) -> None:
-        """Take in the frames of one update."""
-        if missing := max(0, len(counts) - len(self.counts)):
-            self.counts = np.pad(self.counts, (0, missing))
-        self.counts[: len(counts)] += counts
-        self.steps.update(steps or {})
-        num_frames = int(counts.sum())
-        self.unpublished += unpublished * num_frames
-        if waited is not None:
-            self.waited += waited * num_frames
-            self.num_waited += num_frames
-        if gradient_steps:
-            self.trained += num_frames * in_training(gradient_steps) / gradient_steps
-            self.num_trained += num_frames
-
-    def figures(self) -> dict[str, float]:
-        """The metrics; none without frames."""
-        if not (lags := self.by_lag()):
-            return {}
-        metrics = lag_figures(lags, "policy/lag_updates")
-        num_frames = int(self.counts.sum())
-        publish = self.unpublished / num_frames
-        queue = metrics["policy/lag_updates_mean"] - publish
-        metrics |= {"policy/lag_publish_mean": publish, "policy/lag_queue_mean": queue}
-        if self.num_waited == num_frames:
-            wait = self.waited / num_frames
-            metrics |= {"policy/lag_wait_mean": wait, "policy/lag_collect_mean": queue - wait}
-        if self.num_trained:
-            metrics["policy/lag_train_mean"] = self.trained / self.num_trained
-        if self.steps.total() == num_frames:
-            metrics |= lag_figures(self.steps, "policy/lag_steps")
-        return metrics
-
-    def by_lag(self) -> dict[int, int]:
-        """The counts that are not zero."""
-        (lags,) = self.counts.nonzero()
-        return dict(zip(lags.tolist(), self.counts[lags].tolist(), strict=True))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        # Earlier versions lack some.
-        super().load_state_dict({"waited": 0, "num_waited": 0, "steps": {}} | state)
 
 
 class Health(Stateful):

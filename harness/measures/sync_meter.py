@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from harness.measures.clock import percentiles
 from harness.measures.meters import Histogram, Readings, Update
-from harness.measures.metrics import percentiles
 from sync import (
     Answer,
     HogwildWeightSyncScheme,

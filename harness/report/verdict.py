@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.numbers import Unused, count, plural
+from harness.measures import Unused
+from harness.numbers import count, plural
 from harness.report import figures
 from harness.report.comparisons import (
     EQUIVALENT,

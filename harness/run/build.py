@@ -28,7 +28,7 @@ from harness.errors import ConfigError, ImpossiblePair
 from harness.numbers import count
 from harness.options.run import Config, EnvConfig
 from harness.registry import algorithms, callbacks, collectors, schemes
-from harness.run.free_running import FreeRunning
+from harness.run.background_batches import BackgroundBatches
 from sync import SimulatedWeightSyncScheme, WeightSyncScheme
 
 TRIAL_S = 60.0  # for one reset and one step of an environment of the user's own
@@ -221,11 +221,11 @@ def make_collector(
 
 def make_free_running(
     config: Config, collector: BaseCollector, learner: Learner
-) -> FreeRunning | None:
+) -> BackgroundBatches | None:
     """The batches of a collector that fills the replay buffer in the background; else None."""
     if learner.replay is None or not config.collector.fills_replay_buffer:
         return None
-    return FreeRunning(
+    return BackgroundBatches(
         collector,
         learner.replay,
         frames_per_batch=config.collector.frames_per_batch,

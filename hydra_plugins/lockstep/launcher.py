@@ -36,7 +36,7 @@ from harness.run.processes import end, end_with, write_to
 PRELOAD = (
     "collectors.workers.worker_loop",
     "gymnasium.envs.classic_control",
-    "harness.run.execution",
+    "harness.run.run_lifetime",
     "hydra.main",
     __name__,
 )

@@ -14,7 +14,7 @@ from collectors.simulation.simulator import Simulator
 from harness.calibrate import calibrate, drive, main, spread
 from harness.config.plan import plan_run
 from harness.files import to_yaml
-from harness.measures.metrics import lag_figures
+from harness.measures.lags import lag_figures
 from sync import Link
 
 STEPS, ENVS, WORKERS, BATCHES = 64, 8, 3, 300

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import harness.measures.metrics
+import harness.measures.clock
 import run
 from collectors import BaseCollector
 from harness.environments.evaluate import Evaluator
@@ -121,7 +121,7 @@ def test_times_leave_evaluations_out(monkeypatch):
     """An evaluation that lasts, by the clock, far longer than the run."""
     hour_s = 3600.0
     moved = [0.0]
-    clock = harness.measures.metrics.time
+    clock = harness.measures.clock.time
     now = clock.perf_counter
 
     def play(evaluator: Evaluator, policy: object) -> dict[str, float]:
@@ -144,7 +144,7 @@ def test_times_leave_evaluations_out(monkeypatch):
 def test_times_and_errors_of_a_resumed_run_are_those_of_the_whole_run(monkeypatch):
     """Each phase takes its own time by a clock that moves only when it is read."""
     seconds = itertools.count(step=0.5)
-    clock = harness.measures.metrics.time
+    clock = harness.measures.clock.time
     monkeypatch.setattr(clock, "perf_counter", lambda: next(seconds))
     given = (*CASES["ppo"], "collector=single", "sync=shared_mem", "sync.wire=int8")
     given = (*given, "evaluation.every_updates=4", "checkpoint.every_frames=192")

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from collectors import ReplayBuffer
-from harness.run.free_running import FreeRunning
+from harness.run.background_batches import BackgroundBatches
 
 
 class Collector:
@@ -32,10 +32,10 @@ class Collector:
 
 def source(
     capacity: int = 100, timeout_s: float = 10.0, overwrite: bool = False
-) -> tuple[FreeRunning, Collector]:
+) -> tuple[BackgroundBatches, Collector]:
     replay = ReplayBuffer(capacity)
     collector = Collector(replay)
-    free = FreeRunning(
+    free = BackgroundBatches(
         collector,  # type: ignore[arg-type]
         replay,
         frames_per_batch=4,
@@ -45,7 +45,7 @@ def source(
     return free, collector
 
 
-def shown(free: FreeRunning, seen: int) -> tuple[list[int], int]:
+def shown(free: BackgroundBatches, seen: int) -> tuple[list[int], int]:
     found = free.next(seen)
     assert found is not None
     return found[0]["x"].tolist(), found[1]

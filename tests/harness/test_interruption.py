@@ -23,8 +23,8 @@ from harness.environments import evaluate
 from harness.files import read_json
 from harness.logging import JsonlLogger
 from harness.run.checkpoints import Checkpoints
-from harness.run.execution import execute
-from harness.run.runner import Runner
+from harness.run.run_lifetime import execute
+from harness.run.training_loop import TrainingLoop
 from tests.harness.small import SMALL
 from tests.interrupts import Interrupt
 
@@ -114,7 +114,7 @@ def test_what_is_recorded_after_the_last_checkpoint_is_recorded_once(
     options = [*SMALL, "checkpoint.every_frames=128", f"log_every_frames={log_every}"]
     assert run.main([*options, f"hydra.run.dir={tmp_path / 'whole'}"]) == 0
     with monkeypatch.context() as patched:
-        patched.setattr(Runner, "summary", lambda _: os.kill(os.getpid(), signal.SIGINT))
+        patched.setattr(TrainingLoop, "summary", lambda _: os.kill(os.getpid(), signal.SIGINT))
         assert run.main([*options, f"hydra.run.dir={tmp_path / 'ended'}"]) == 130
     assert run.main([f"resume={tmp_path / 'ended'}"]) == 0
     whole, ended = (steps(tmp_path / name) for name in ("whole", "ended"))

@@ -7,16 +7,10 @@ import torch
 from tensordict import TensorDict
 
 from harness.measures import Means
+from harness.measures.clock import Clock, percentiles, system_metrics
+from harness.measures.episodes import Episodes
+from harness.measures.lags import Lags, lag_figures, lag_histogram
 from harness.measures.meters import split
-from harness.measures.metrics import (
-    Clock,
-    Episodes,
-    Lags,
-    lag_figures,
-    lag_histogram,
-    percentiles,
-    system_metrics,
-)
 
 
 def batch(ids, rewards, done, versions=None, mask=None, envs=None, going_on=()):

@@ -24,7 +24,7 @@ from harness.environments.wrappers import (
     OwnEpisode,
     TellOwnEpisode,
 )
-from harness.measures.metrics import Episodes
+from harness.measures.episodes import Episodes
 from harness.options import EnvConfig
 from harness.run.checkpoints import Checkpoints
 from harness.run_comparison import compare_records, compare_weights

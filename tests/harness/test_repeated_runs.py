@@ -16,7 +16,7 @@ import torch
 import run
 from harness.files import read_json
 from harness.run.checkpoints import Checkpoints
-from harness.run.runner import Runner
+from harness.run.training_loop import TrainingLoop
 from harness.run_comparison import compare_records, compare_weights, records
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -137,14 +137,14 @@ SLOW = {
 @pytest.fixture(autouse=True)
 def drawing(monkeypatch):
     """As if algorithms drew from the global random streams, which none of ours does."""
-    update = Runner.update
+    update = TrainingLoop.update
 
     def draw(runner, batch):
         drawn = torch.rand(()).item() + np.random.rand() + random.random()
         runner.meters["trained"]._means.add({"train/drawn": drawn})
         return update(runner, batch)
 
-    monkeypatch.setattr(Runner, "update", draw)
+    monkeypatch.setattr(TrainingLoop, "update", draw)
 
 
 def start(*given: str, into: str) -> Path:

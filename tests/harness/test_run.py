@@ -18,7 +18,7 @@ import run
 from harness.files import read_json
 from harness.run.build import describe_sync
 from harness.run.checkpoints import Checkpoints
-from harness.run.runner import Runner
+from harness.run.training_loop import TrainingLoop
 from tests.harness.config.composed import config_of, error_of
 from tests.harness.logging import wandb_file
 
@@ -312,7 +312,7 @@ RING = (
 def learned(monkeypatch, *given, behind):
     """The summary, and the gradient steps of all updates, of a learner that lets workers run
     `behind` frames ahead before each update, if they do."""
-    update, steps = Runner.update, []
+    update, steps = TrainingLoop.update, []
 
     def late(runner, batch):
         replay = runner.learner.replay
@@ -324,7 +324,7 @@ def learned(monkeypatch, *given, behind):
         steps.append(runner.meters["trained"].read().get("train/gradient_steps", 0.0))
         return updated
 
-    monkeypatch.setattr(Runner, "update", late)
+    monkeypatch.setattr(TrainingLoop, "update", late)
     status, directory = start(*RING, *given)
     assert status == 0
     return read_json(directory / "summary.json"), sum(steps)
@@ -424,7 +424,9 @@ def test_a_failing_run_says_so_and_how(capsys):
 
 
 def test_no_traceback_is_promised_where_none_could_be_written(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Runner, "publish", lambda _: (tmp_path / "run").rename(tmp_path / "away"))
+    monkeypatch.setattr(
+        TrainingLoop, "publish", lambda _: (tmp_path / "run").rename(tmp_path / "away")
+    )
     given = (*SMALL, "collector=single", "total_frames=128")
     assert start(*given, into=tmp_path / "run")[0] == 1
     assert "failed: FileNotFoundError" in (said := capsys.readouterr().err)

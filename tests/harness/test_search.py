@@ -17,7 +17,7 @@ from harness.config.compose import compose_run
 from harness.config.plan import plan_run
 from harness.errors import ConfigError
 from harness.files import read_json, write_json
-from harness.run.execution import execute
+from harness.run.run_lifetime import execute
 from harness.sweep.search import Search, SearchConfig, Trial, split
 from tests.harness.config.composed import config_of
 from tests.harness.small import SMALL, Command, states, wait_until

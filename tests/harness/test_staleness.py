@@ -62,7 +62,7 @@ def test_the_interval_may_change_and_publishing_may_be_irregular():
 
 
 def test_versions_older_than_what_is_kept_count_as_the_oldest(monkeypatch):
-    monkeypatch.setattr("harness.measures.staleness.MOST_TURNS", 3)
+    monkeypatch.setattr("harness.measures.lags.MOST_TURNS", 3)
     found = published((1, 1), (2, 3), (3, 4), (4, 9))
     assert found.moments(np.arange(5)).tolist() == [3, 3, 3, 4, 9]
 

@@ -32,7 +32,7 @@ from harness.logging import Loggers
 from harness.options.base import build
 from harness.options.run import CommandConfig
 from harness.report import main as report
-from harness.run.execution import own_state
+from harness.run.run_lifetime import own_state
 from harness.run_comparison import compare_records, compare_weights
 from harness.sweep.progress import failures
 from harness.sweep.sweep import JobLoader, check_launcher

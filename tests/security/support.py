@@ -13,7 +13,7 @@ import run
 from harness.application import USAGE_ERROR
 from harness.config.plan import plan_run
 from harness.errors import ConfigError
-from harness.run.execution import execute
+from harness.run.run_lifetime import execute
 from harness.run_directory import RunDir
 
 TINY = (

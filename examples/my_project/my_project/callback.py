@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.callbacks import Callback, Run
+from harness.callbacks import Callback, RunView
 from harness.options import Options
 from harness.registry import callbacks
 
@@ -31,18 +31,18 @@ class MeanReward(Callback):
         self.total, self.frames = 0.0, 0
         self.rows: list[tuple[int, float]] = []
 
-    def on_batch(self, run: Run, batch: TensorDictBase) -> None:
+    def on_batch(self, run: RunView, batch: TensorDictBase) -> None:
         rewards = batch["next", "reward"][batch["collector", "mask"]]
         self.total += float(rewards.sum())
         self.frames += rewards.numel()
 
-    def on_log(self, run: Run, metrics: dict[str, float]) -> None:
+    def on_log(self, run: RunView, metrics: dict[str, float]) -> None:
         if not self.frames:
             return
         mean = metrics["my_project/mean_reward"] = self.total / self.frames
         self.rows.append((run.frames, mean))
         self.total, self.frames = 0.0, 0
 
-    def on_run_end(self, run: Run, summary: dict[str, Any]) -> None:
+    def on_run_end(self, run: RunView, summary: dict[str, Any]) -> None:
         lines = ["frames,mean_reward", *(f"{frames},{mean}" for frames, mean in self.rows)]
         (run.directory / self.options.file).write_text("\n".join(lines) + "\n")

@@ -13,7 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.compose import compose_run
 from harness.config.explain import explained
-from harness.config.plan import follow_recording, plain, plan_run, to_config
+from harness.config.plan import plain, plan_run, to_config
+from harness.config.replay import follow_recording
 from harness.errors import ConfigError
 from harness.options.run import CommandConfig, Config
 

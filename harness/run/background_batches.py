@@ -26,7 +26,7 @@ class Following(NamedTuple):
 
 
 @dataclass(eq=False)
-class FreeRunning:
+class BackgroundBatches:
     """The frames that a collector puts into a replay buffer, a batch at a time.
 
     In the order in which they came. overwrite: workers may overwrite frames that were not shown

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensordict import TensorDictBase
-from torch import Tensor, nn
 
 from collectors import BaseCollector, SimulatedCollector
 from collectors.rollout.seeds import Streams
@@ -19,15 +17,17 @@ from harness.algorithms.interface import Learner
 from harness.callbacks import Callback
 from harness.logging import Loggers
 from harness.logging.display import Display
+from harness.measures.clock import Clock, system_metrics
+from harness.measures.episodes import Episodes
+from harness.measures.lags import Lags
 from harness.measures.meters import Histogram, Meter, Trained, Update, split
-from harness.measures.metrics import Clock, Episodes, Lags, system_metrics
 from harness.measures.staleness import Staleness, StateAge
 from harness.measures.sync_meter import SyncMeter
 from harness.options.run import Config
+from harness.run.background_batches import BackgroundBatches, Following
 from harness.run.checkpoints import Checkpoints
-from harness.run.free_running import Following, FreeRunning
+from harness.run.published_weights import PublishedWeights
 from harness.run.signals import Interruption
-from harness.saved_state import weights
 
 log = logging.getLogger(__name__)
 
@@ -36,45 +36,7 @@ MOST_REFUSED = 10  # batches of each worker, after which a run that learns from 
 Evaluate = Callable[[], dict[str, float]]
 
 
-class PublishedWeights:
-    """Copies of the weights with which workers act now or will act, the oldest first.
-
-    A resumed run sends them again.
-
-    kept: how many; zero if workers act with what the learner has when it is saved.
-    """
-
-    def __init__(self, policy: nn.Module, kept: int):
-        self._policy = policy
-        self._versions: deque[dict[str, Tensor]] = deque(maxlen=kept)
-
-    def add(self) -> None:
-        """Note that the policy's weights were published."""
-        if self._versions.maxlen:
-            self._versions.append(weights(self._policy))
-
-    def state(self) -> list[dict[str, Tensor]]:
-        """The copies, for a checkpoint."""
-        return list(self._versions)
-
-    def go_back(self, state: list[dict[str, Tensor]]) -> int:
-        """Give the policy the oldest version of `state`, for a collector that is made with it.
-
-        Returns how many versions follow it, which `publish_again` publishes.
-        """
-        self._versions.extend(state)
-        if self._versions:
-            self._policy.load_state_dict(self._versions[0])
-        return max(0, len(self._versions) - 1)
-
-    def publish_again(self, collector: BaseCollector) -> None:
-        """Publish the versions that follow the oldest, in their order."""
-        for version in list(self._versions)[1:]:
-            self._policy.load_state_dict(version)
-            collector.update_policy_weights_()
-
-
-class Progress(NamedTuple):
+class RunPosition(NamedTuple):
     """How far a run is, its records and its evaluations."""
 
     frames: int
@@ -83,7 +45,7 @@ class Progress(NamedTuple):
 
 
 @dataclass(eq=False, kw_only=True)
-class Runner:
+class TrainingLoop:
     """Owns the loop and its counters; all parts are passed in."""
 
     config: Config
@@ -98,7 +60,7 @@ class Runner:
     display: Display
     interruption: Interruption
     callbacks: list[Callback]
-    free_running: FreeRunning | None = None  # if the collector fills the replay buffer
+    free_running: BackgroundBatches | None = None  # if the collector fills the replay buffer
 
     def __post_init__(self) -> None:
         self.frames = 0
@@ -325,8 +287,8 @@ class Runner:
         log.info("checkpoint %s", file.name)
         self.call("on_checkpoint", file)
 
-    def _progress(self) -> Progress:
-        return Progress(self.frames, self._logged_at, self._evaluated_at)
+    def _progress(self) -> RunPosition:
+        return RunPosition(self.frames, self._logged_at, self._evaluated_at)
 
     def _read(self) -> tuple[dict[str, float], dict[str, Histogram]]:
         """Everything measured since the last record."""

@@ -43,8 +43,9 @@ from harness.run.build import (
 )
 from harness.run.checkpoints import CheckpointError, Checkpoints
 from harness.run.provenance import manifest
-from harness.run.runner import PublishedWeights, Runner
+from harness.run.published_weights import PublishedWeights
 from harness.run.signals import WRITTEN, Interrupted, Interruption
+from harness.run.training_loop import TrainingLoop
 from harness.run_directory import RunDir, RunDirInUse, return_of
 from sync import WeightSyncScheme
 from sync.errors import WorkerDied, WorkerTimeout
@@ -150,7 +151,7 @@ def _execute(plan: RunPlan) -> Outcome:
     with Interruption(WRITTEN) as interruption:
         run_dir = open_directory(plan)
         with run_dir.logging():
-            return Execution(plan, run_dir, learner, display, interruption, state).outcome()
+            return RunLifetime(plan, run_dir, learner, display, interruption, state).outcome()
 
 
 def is_complete(plan: RunPlan) -> bool:
@@ -242,7 +243,7 @@ def failing(run_dir: RunDir) -> Iterator[None]:
 
 
 @dataclass(eq=False)
-class Execution:
+class RunLifetime:
     """What belongs to one run while it lasts."""
 
     plan: RunPlan
@@ -254,7 +255,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         self.loggers = Loggers([])
-        self.runner: Runner | None = None
+        self.loop: TrainingLoop | None = None
         self.summary: dict[str, Any] = {}
 
     def outcome(self) -> Outcome:
@@ -283,7 +284,7 @@ class Execution:
             stack.callback(collector.shutdown, raise_on_error=False)
             evaluator = self._evaluator()
             stack.callback(evaluator.close)
-            runner = self.runner = Runner(
+            loop = self.loop = TrainingLoop(
                 config=config,
                 learner=self.learner,
                 collector=collector,
@@ -304,26 +305,26 @@ class Execution:
             )
             if self.state is not None:
                 with fits_this_run():
-                    runner.load_state_dict(self.state[1])
+                    loop.load_state_dict(self.state[1])
                 self.state = None
             self.display.start(
                 self.plan.options,
                 self.run_dir.path,
                 show_config=self.plan.sweep is None,
-                frames=runner.frames,
-                run=runner,
+                frames=loop.frames,
+                run=loop,
                 sync=describe_sync(config, scheme),
             )
             try:
-                runner.run()
+                loop.run()
             except Interrupted as interrupted:
                 if interrupted.whole:
-                    self._save(runner)
+                    self._save(loop)
                 raise
             finally:
-                self._summarise(runner)
+                self._summarise(loop)
             with self.interruption.whole():
-                self._save(runner)
+                self._save(loop)
 
     def _published(self, scheme: WeightSyncScheme) -> PublishedWeights:
         """What was published, with which a resumed run begins."""
@@ -351,25 +352,25 @@ class Execution:
         """Evaluate; a search hears of it, and may have seen enough."""
         scores = evaluator.run(self.learner.policy)
         if self.plan.trial is not None:
-            assert self.runner is not None
-            frames = self.runner.frames
+            assert self.loop is not None
+            frames = self.loop.frames
             final = frames >= self.plan.config.total_frames
             self.plan.trial.report(frames, return_of(scores), final=final)
         return scores
 
-    def _summarise(self, runner: Runner) -> None:
+    def _summarise(self, loop: TrainingLoop) -> None:
         """Whatever ended the run is what is reported, and not what that did to the figures."""
         ended_early = sys.exception() is not None  # its parts may be shut down already
         try:
-            self.summary = runner.summary()
+            self.summary = loop.summary()
         except Exception:
             level = logging.INFO if ended_early else logging.ERROR
             log.log(level, "the run cannot be summed up", exc_info=True)
-        runner.call("on_run_end", self.summary)
+        loop.call("on_run_end", self.summary)
 
-    def _save(self, runner: Runner) -> None:
+    def _save(self, loop: TrainingLoop) -> None:
         if self.plan.config.checkpoint.at_end:
-            runner.save()
+            loop.save()
 
     def _cut_metrics(self) -> None:
         if self.state is not None:

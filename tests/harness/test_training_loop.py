@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from harness.run.runner import Runner
+from harness.run.training_loop import TrainingLoop
 
 BATCH = TensorDict(
     {
@@ -43,7 +43,7 @@ class Learner:
         return torch.empty(0, dtype=torch.int64)
 
 
-def runner(learner: Any, **config: Any) -> Runner:
+def runner(learner: Any, **config: Any) -> TrainingLoop:
     names = ("collector", "sync", "published", "play", "checkpoints", "loggers")
     parts = {name: MagicMock() for name in (*names, "display", "interruption", "callbacks")}
     parts["collector"].policy_version = 0
@@ -54,7 +54,9 @@ def runner(learner: Any, **config: Any) -> Runner:
         state_on_update="keep", apply_at="step", **config.get("sync", {})
     )
     config["collector"] = SimpleNamespace(workers=1, workers_of_a_batch=1)
-    return Runner(config=SimpleNamespace(**config), directory=Path(), learner=learner, **parts)
+    return TrainingLoop(
+        config=SimpleNamespace(**config), directory=Path(), learner=learner, **parts
+    )
 
 
 @pytest.mark.parametrize(
