@@ -15,6 +15,7 @@ import torch
 from tensordict.nn import InteractionType
 
 from collectors import Collector, MultiSyncCollector, ReplayBuffer
+from collectors.options.collector_options import Options
 from sync import (
     HogwildWeightSyncScheme,
     MultiProcessWeightSyncScheme,
@@ -184,6 +185,10 @@ def test_arguments_that_make_no_sense_are_refused_in_one_line(kind, monkeypatch)
             if found is not expected or not said:
                 wrong.append(f"{arguments}: {found} {text}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_batches_of_workers_one_below_the_other_may_be_split_into_trajectories():
+    assert Options.of("MultiSyncCollector", {"cat_results": 0, "split_trajs": True}).split_trajs
 
 
 OF_A_POLICY = {

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from collectors.remote.ray import _join_running
 from sync import RayRemoteWeightUpdater
 from tests.collectors.remote.support import RAY_IS_SLOW, make, needs_ray
 from tests.collectors.support import all_accounted_for, same_bits
@@ -145,6 +146,18 @@ def test_ray_collectors_that_find_no_place_say_what_they_asked_for():
         )
     assert "Ray found no place for worker 0 within start_timeout=0.5 s" in str(raised.value)
     assert "each asks for {'resources': {'moon': 1}}" in str(raised.value)
+
+
+@pytest.mark.parametrize("tries", [None, "7"])
+def test_after_a_cluster_that_cannot_be_joined_the_environment_is_as_before(tries, monkeypatch):
+    name = "RAY_gcs_server_port_wait_time_s"
+    if tries is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, tries)
+    with pytest.raises(ConnectionError, match="cannot join a Ray cluster at address="):
+        _join_running({}, "127.0.0.1:1", timeout=30.0)
+    assert os.environ.get(name) == tries
 
 
 def address():

@@ -163,7 +163,8 @@ def test_runs_of_one_name_in_an_export_of_a_wandb_chart_are_all_read(tmp_path):
     text = "metrics: {episode/return: return}"
     runs = import_runs(tmp_path / "wandb_export.csv", mapping(tmp_path, text))
     assert [run.records["episode/return"].tolist() for run in runs] == [[10, 20], [50, 60], [1, 2]]
-    assert len({run.name for run in runs}) == 3
+    names = ("cart", "cart (2)", "other")
+    assert [run.name for run in runs] == [f"wandb_export.csv/{name}" for name in names]
 
 
 def test_runs_of_one_name_have_the_seed_that_their_name_says(tmp_path):
@@ -219,6 +220,11 @@ def test_a_run_that_stopped_before_its_frames_is_no_finished_one(tmp_path):
     more = SEEDED["sb3"][:-1] + ", total_frames: 4096}"
     (one, _) = imported(tmp_path, "sb3", more=more)
     assert (one.state, one.error) == ("interrupted", "its records end at 2048 of 4096 frames")
+    text = "metrics: {episode/return: score}\noptions: {total_frames: 100}"
+    for last, state in ((94, "interrupted"), (95, "done")):
+        (tmp_path / "log.csv").write_text(f"step,score\n50,1\n{last},2\n")
+        (run,) = import_runs(tmp_path / "log.csv", mapping(tmp_path, text))
+        assert run.state == state
 
 
 def test_runs_of_three_programs_are_compared_on_one_page(tmp_path, capsys):
