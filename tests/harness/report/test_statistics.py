@@ -14,6 +14,7 @@ import pytest
 from scipy import stats
 
 from harness.report.comparisons import (
+    MOST_PAIRS,
     Margin,
     compare_pairs,
     has_share,
@@ -414,6 +415,12 @@ def test_the_seeds_that_a_comparison_needs_give_its_test_the_power_that_is_promi
     equal = comparison._replace(low=comparison.high)
     for unknown, pairs in ((equal, 6), (comparison._replace(margin=0.0), 6), (comparison, 1)):
         assert pairs_needed(unknown, pairs, 1) is None
+    without, smallest = 0.01, comparison.margin  # margins: for which there is no number, and one
+    for _ in range(40):
+        margin = (without + smallest) / 2
+        is_known = pairs_needed(comparison._replace(margin=margin), 6, 1) is not None
+        without, smallest = (without, margin) if is_known else (margin, smallest)
+    assert pairs_needed(comparison._replace(margin=smallest), 6, 1) == MOST_PAIRS
 
 
 def test_a_share_of_scores_means_something_from_zero_upwards():
