@@ -47,8 +47,8 @@ test: $(READY) ## run the tests: all but dear ones that no change of tests/mutan
 rest: $(READY) ## run the tests that a plain `make test` leaves out
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --rest $(ARGS)
 
-repeated: $(READY) ## run the slow tests that repeat, resume and replay whole runs of every algorithm
-	$(BIN)/python -m pytest -n 3 -m slow tests/harness/test_every_algorithm.py \
+repeated: $(READY) ## run the slow tests that repeat, resume and replay whole runs, but not Ray's
+	$(BIN)/python -m pytest -n 3 -m slow -k "not ray" tests/harness/test_every_algorithm.py \
 		tests/harness/test_repeated_runs.py tests/harness/test_replayed_runs.py $(ARGS)
 
 slow: $(READY) ## run the slow tests: whole runs that learn or measure, and repetitions
