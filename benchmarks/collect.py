@@ -19,8 +19,6 @@ beside the other peers, and its 1.x is for gym, before gymnasium.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,19 +27,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-import torch
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.collect_case import ENVS, MODES, OUR_MODES, SIZES, WORKERS, Case  # noqa: E402
-from benchmarks.collect_contestants import (  # noqa: E402
-    CONTESTANTS,
-    PEER_PYTHON,
-    Options,
-    label,
-)
+from benchmarks.collect_contestants import CONTESTANTS, label  # noqa: E402
 from benchmarks.collect_report import Row, Rows, StartUp, save, show  # noqa: E402
+from benchmarks.contest import Options, add_flags, add_names, parse, say  # noqa: E402
 from benchmarks.remote import ContestantFailed, ContestantLeftOut, Remote  # noqa: E402
 
 OPEN_S = 120.0
@@ -81,8 +73,7 @@ class Entry:
     def open(self) -> float:
         """Make it ready to collect; return the seconds from construction to first batch."""
         if self.remote is None:
-            contestant = CONTESTANTS[self.name]
-            self.remote = Remote(contestant.python, contestant.module)
+            self.remote = CONTESTANTS[self.name].start()
         answer = self.remote.ask(OPEN_S, cmd="open", case=self.case.message(), options=self.options)
         return float(answer["first_batch_s"] or 0.0)
 
@@ -124,8 +115,6 @@ def compete(entries: Sequence[Entry], *, rounds: int, seconds: float) -> None:
 def fastest(case: Case, name: str, seconds: float) -> tuple[Entry, dict[str, float | str]]:
     """Try a contestant's settings; return an entry with the fastest, and what each reached."""
     settings = CONTESTANTS[name].settings(case)
-    if not settings:
-        return Entry(case, name, {}, problem="left out: there is one environment"), {}
     if len(settings) == 1:
         return Entry(case, name, settings[0]), {}
     trials = [Entry(case, name, options) for options in settings]
@@ -141,7 +130,7 @@ def measure(
     """All cases and contestants in turns within one another."""
     entries, rows = [], []
     for case in cases:
-        for name in [name for name in names if CONTESTANTS[name].has(case.mode)]:
+        for name in [name for name in names if CONTESTANTS[name].settings(case)]:
             entry, tried = fastest(case, name, seconds)
             entries.append(entry)
             rows.append(Row(case, name, label(entry.options), tried=tried))
@@ -175,60 +164,21 @@ def measure_start(case: Case, names: Sequence[str], *, rounds: int) -> list[Star
     return list(starts.values())
 
 
-def say(what: str) -> None:
-    """Tell whoever waits, beside the results on stdout."""
-    print(what, file=sys.stderr, flush=True)
-
-
-def of(known: Iterable[object]) -> Callable[[str], list[str]]:
-    """An option that names some of `known`, with commas."""
-    names = [str(name) for name in known]
-
-    def parse_names(text: str) -> list[str]:
-        given = text.split(",")
-        if unknown := [name for name in given if name not in names]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r}: expected of {', '.join(names)}")
-        return given
-
-    return parse_names
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one turn")
-    for option, known, default in (
-        ("envs", ENVS, ENVS),
-        ("sizes", SIZES, SIZES),
-        ("modes", (*MODES, *OUR_MODES), MODES),
-        ("contestants", CONTESTANTS, CONTESTANTS),
-    ):
-        names, chosen = ",".join(map(str, known)), ",".join(map(str, default))
-        parser.add_argument(f"--{option}", type=of(known), default=chosen, help=f"of {names}")
-    parser.add_argument("--no-peers", action="store_true", help="measure only ourselves")
-    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "benchmarks")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1 or arguments.seconds <= 0:
-        parser.error(
-            f"--rounds {arguments.rounds} --seconds {arguments.seconds}: expected both above 0"
-        )
-    return arguments
+def parser() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    flags.add_argument("--rounds", type=int, default=5)
+    flags.add_argument("--seconds", type=float, default=2.0, help="of one turn")
+    add_names(flags, "--envs", ENVS, ENVS)
+    add_names(flags, "--sizes", SIZES, SIZES)
+    add_names(flags, "--modes", (*MODES, *OUR_MODES), MODES)
+    add_flags(flags, CONTESTANTS)
+    return flags
 
 
 def main() -> int:
-    arguments = parse()
-    rounds, seconds = arguments.rounds, arguments.seconds
-    names = [
-        name
-        for name in arguments.contestants
-        if not (arguments.no_peers and CONTESTANTS[name].is_peer)
-    ]
-    if any(CONTESTANTS[name].is_peer for name in names) and not PEER_PYTHON.exists():
-        print("the peers' environment is missing: run `make peers`, or pass --no-peers")
-        return 2
+    arguments = parse(parser(), CONTESTANTS)
+    rounds, seconds, names = arguments.rounds, arguments.seconds, arguments.contestants
     about = {
-        "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
-        "torch": torch.__version__,
         "workers": WORKERS,
         "rounds": rounds,
         "seconds": seconds,
@@ -250,7 +200,7 @@ def main() -> int:
         if mode != "single" and starters:
             say(f"start-up, {mode}, {rounds} rounds")
             case = Case(arguments.envs[0], int(arguments.sizes[0]), mode)
-            those = [name for name in starters if CONTESTANTS[name].has(mode)]
+            those = [name for name in starters if CONTESTANTS[name].settings(case)]
             starts += measure_start(case, those, rounds=rounds)
     show(Rows(rows), starts)
     save(Rows(rows), starts, about, file)

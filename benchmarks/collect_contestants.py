@@ -1,45 +1,19 @@
-"""Who takes part in the collection benchmark, in which environment, and with which settings."""
+"""Who takes part in the collection benchmark, in which cases, and with which settings."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from benchmarks.collect_case import OUR_MODES, Case
-from benchmarks.remote import ROOT
+from benchmarks.contest import Contestant, Options
 
-OUR_PYTHON = Path(sys.executable)
 OURS = "benchmarks.collect_ours"
-PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 MAX_PROCESSES = 8  # of environments, in settings that want one for each
-
-Options = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """A program that collects; `settings` are the ones to choose the fastest of."""
-
-    module: str
-    python: Path
-    what: str
-    settings: Callable[[Case], list[Options]]
-
-    @property
-    def is_peer(self) -> bool:
-        return self.python == PEER_PYTHON
-
-    def has(self, mode: str) -> bool:
-        """Whether it takes part in cases of this mode."""
-        return mode not in OUR_MODES or self.module == OURS
 
 
 def only(options: Options) -> Callable[[Case], list[Options]]:
-    """One setting, whatever the case."""
-    return lambda case: [options]
+    """One setting, whatever the case, but for the modes which only we have."""
+    return lambda case: [] if case.mode in OUR_MODES else [options]
 
 
 def torchrl_settings(case: Case) -> list[Options]:
@@ -48,6 +22,8 @@ def torchrl_settings(case: Case) -> list[Options]:
     There, other environments than the first and compiled policies were seen to be slower, and only
     the single collector can do without trajectory ids.
     """
+    if case.mode in OUR_MODES:
+        return []
     first = "GymEnv" if case.num_envs == 1 else "SyncVectorEnv"
     variations: list[Options] = [{}, {"use_buffers": False}]
     if case.mode == "single":
@@ -59,7 +35,7 @@ def torchrl_settings(case: Case) -> list[Options]:
 
 def torchrl_vectors(case: Case) -> list[Options]:
     """The vectors that torchrl makes of environments itself; with workers, the fastest of them."""
-    if case.num_envs == 1:
+    if case.num_envs == 1 or case.mode in OUR_MODES:
         return []
     few = case.mode == "single" and case.num_envs <= MAX_PROCESSES
     kinds = ["SerialEnv", *(["ParallelEnv", "AsyncVectorEnv"] if few else [])]
@@ -67,39 +43,36 @@ def torchrl_vectors(case: Case) -> list[Options]:
 
 
 CONTESTANTS = {
-    "bare": Contestant(
-        "benchmarks.collect_bare", OUR_PYTHON, "environment and policy, no collector", only({})
-    ),
-    "lockstep": Contestant(OURS, OUR_PYTHON, "our collectors, default settings", only({})),
+    "bare": Contestant("benchmarks.collect_bare", "environment and policy, no collector", only({})),
+    "lockstep": Contestant(OURS, "our collectors, default settings", lambda case: [{}]),
     "lockstep_views": Contestant(
         OURS,
-        OUR_PYTHON,
         "the same with copy=False: a batch is valid until the next",
-        only({"copy": False}),
+        lambda case: [{"copy": False}],
     ),
     "torchrl": Contestant(
         "benchmarks.peers.torchrl_collect",
-        PEER_PYTHON,
         "torchrl's collectors, the fastest of the settings tried",
         torchrl_settings,
+        is_peer=True,
     ),
     "torchrl_vectors": Contestant(
         "benchmarks.peers.torchrl_collect",
-        PEER_PYTHON,
         "the same with a vector of torchrl's own: SerialEnv, ParallelEnv or GymEnv(num_envs=...)",
         torchrl_vectors,
+        is_peer=True,
     ),
     "sb3": Contestant(
         "benchmarks.peers.sb3_collect",
-        PEER_PYTHON,
         "stable-baselines3's collect_rollouts: DummyVecEnv, or SubprocVecEnv of all environments",
         only({}),
+        is_peer=True,
     ),
     "gymnasium": Contestant(
         "benchmarks.peers.gymnasium_collect",
-        PEER_PYTHON,
         "the bare loop over an AsyncVectorEnv, a process for each environment",
         only({}),
+        is_peer=True,
     ),
 }
 

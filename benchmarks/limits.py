@@ -38,7 +38,7 @@ def operations(algo: str, frames: int) -> int:
     with tempfile.TemporaryDirectory() as scratch, redirect_stdout(StringIO()), counter:
         train(
             Training(algo=algo, frames=frames, seed=1, scratch=scratch),
-            CONTESTANTS["lockstep_single"].options,
+            *CONTESTANTS["lockstep_single"].settings(algo),
         )
     return counter.get_total_flops()
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.collect_contestants import OUR_PYTHON, PEER_PYTHON  # noqa: E402
+from benchmarks.contest import OUR_PYTHON, PEER_PYTHON  # noqa: E402
 
 SHORT = (
     *("algo=ppo", "env=cartpole", "collector=single", "logger=jsonl", "total_frames=2048"),

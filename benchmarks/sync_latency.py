@@ -28,7 +28,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.collect_contestants import PEER_PYTHON  # noqa: E402
+from benchmarks.contest import PEER_PYTHON  # noqa: E402
 from benchmarks.models import (  # noqa: E402
     MODEL_WIDTHS,
     build_model,

@@ -22,8 +22,6 @@ other peers, and its 1.x is for gym, before gymnasium.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import signal
 import sys
 import tempfile
@@ -31,20 +29,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.collect import of, say  # noqa: E402
-from benchmarks.collect_contestants import PEER_PYTHON  # noqa: E402
-from benchmarks.remote import (  # noqa: E402
-    ContestantFailed,
-    ContestantLeftOut,
-    Remote,
-)
+from benchmarks.contest import add_flags, add_names, parse, say  # noqa: E402
+from benchmarks.remote import ContestantFailed, ContestantLeftOut  # noqa: E402
 from benchmarks.train_case import FRAMES, PONG, PPO, SAC, Training  # noqa: E402
 from benchmarks.train_contestants import CONTESTANTS  # noqa: E402
 from benchmarks.train_report import Row, Turn, save, show  # noqa: E402
@@ -62,11 +52,11 @@ class Limits:
 def train_once(row: Row, training: Training, limits: Limits) -> Turn:
     """One training in a process of its own, of which nothing is left afterwards."""
     contestant = CONTESTANTS[row.contestant]
-    options: dict[str, Any] = dict(contestant.options)
+    (options,) = contestant.settings(row.algo)
     if row.contestant == "cleanrl":
-        options["cleanrl"] = limits.cleanrl
+        options = {"cleanrl": limits.cleanrl}
     begun = time.perf_counter()
-    remote = Remote(contestant.python, contestant.module)
+    remote = contestant.start()
     try:
         answer = remote.ask(
             limits.seconds, cmd="train", training=training.message(), options=options
@@ -97,7 +87,7 @@ def measure(algo: str, names: Sequence[str], frames: int, limits: Limits) -> lis
     rows = [
         Row(algo, name, CONTESTANTS[name].what, CONTESTANTS[name].is_peer)
         for name in names
-        if algo in CONTESTANTS[name].algos
+        if CONTESTANTS[name].settings(algo)
     ]
     for number in range(limits.rounds):
         for row in rows if number % 2 == 0 else reversed(rows):
@@ -120,53 +110,33 @@ def parse_frames(text: str) -> dict[str, int]:
     return frames
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    flags.add_argument("--rounds", type=int, default=3)
+    flags.add_argument(
         "--frames",
         type=parse_frames,
         default=",".join(f"{algo}={frames}" for algo, frames in FRAMES.items()),
         help="of one training (default: %(default)s)",
     )
-    parser.add_argument("--seconds", type=float, default=900.0, help="that one training may take")
-    algos, contestants = ",".join(FRAMES), ",".join(CONTESTANTS)
-    parser.add_argument("--algos", type=of(FRAMES), default="ppo,sac", help=f"of {algos}")
-    parser.add_argument(
-        "--contestants", type=of(CONTESTANTS), default=contestants, help=f"of {contestants}"
-    )
-    parser.add_argument("--cleanrl", metavar="PATH", help="a checkout of CleanRL")
-    parser.add_argument("--no-peers", action="store_true", help="measure only ourselves")
-    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "benchmarks")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1 or arguments.seconds <= 0:
-        parser.error(
-            f"--rounds {arguments.rounds} --seconds {arguments.seconds}: expected both above 0"
-        )
-    if arguments.cleanrl is not None:
-        arguments.cleanrl = str(Path(arguments.cleanrl).resolve())
-    return arguments
+    flags.add_argument("--seconds", type=float, default=900.0, help="that one training may take")
+    add_names(flags, "--algos", FRAMES, ("ppo", "sac"))
+    add_flags(flags, CONTESTANTS)
+    flags.add_argument("--cleanrl", metavar="PATH", help="a checkout of CleanRL")
+    return flags
 
 
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    arguments = parse()
-    limits = Limits(arguments.rounds, arguments.seconds, arguments.cleanrl)
-    names = [
-        name
-        for name in arguments.contestants
-        if not (arguments.no_peers and CONTESTANTS[name].is_peer)
-    ]
-    if any(CONTESTANTS[name].is_peer for name in names) and not PEER_PYTHON.exists():
-        print("the peers' environment is missing: run `make peers`, or pass --no-peers")
-        return 2
+    arguments = parse(parser(), CONTESTANTS)
+    names = arguments.contestants
+    cleanrl = None if arguments.cleanrl is None else str(Path(arguments.cleanrl).resolve())
+    limits = Limits(arguments.rounds, arguments.seconds, cleanrl)
     rows: list[Row] = []
     for algo in arguments.algos:
         say(f"{algo}, {arguments.frames[algo]:,} frames, rounds: {limits.rounds}")
         rows += measure(algo, names, arguments.frames[algo], limits)
     about = {
-        "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
-        "torch": torch.__version__,
         "frames": {algo: arguments.frames[algo] for algo in arguments.algos},
         "rounds": limits.rounds,
         "settings": {"ppo": vars(PPO), "pong": vars(PONG), "sac": vars(SAC)},

@@ -2,88 +2,82 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from benchmarks.collect_contestants import OUR_PYTHON, PEER_PYTHON
+from benchmarks.contest import Contestant
 
 OURS = "benchmarks.train_ours"
 STABLE_BASELINES = "benchmarks.peers.sb3_train"
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A program that trains, and what it is told."""
-
-    module: str
-    python: Path
-    what: str
-    algos: tuple[str, ...]
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_peer(self) -> bool:
-        return self.python == PEER_PYTHON
+def trainer(
+    module: str, what: str, *algos: str, is_peer: bool = False, **options: Any
+) -> Contestant:
+    """A contestant that trains with these algorithms."""
+    return Contestant(module, what, lambda algo: [options] if algo in algos else [], is_peer)
 
 
 CONTESTANTS = {
-    "lockstep_single": Contestant(
+    "lockstep_single": trainer(
         OURS,
-        OUR_PYTHON,
         "collects and learns in turn, in one process",
-        ("ppo", "pong", "sac"),
-        {"collector": "single", "num_workers": 1},
+        *("ppo", "pong", "sac"),
+        collector="single",
+        num_workers=1,
     ),
-    "lockstep_compiled": Contestant(
+    "lockstep_compiled": trainer(
         OURS,
-        OUR_PYTHON,
         "lockstep_single with algo.compile=true; compiling is part of its time",
-        ("ppo", "pong", "sac"),
-        {"collector": "single", "num_workers": 1, "compile": True},
+        *("ppo", "pong", "sac"),
+        collector="single",
+        num_workers=1,
+        compile=True,
     ),
-    "lockstep_multi_sync": Contestant(
+    "lockstep_multi_sync": trainer(
         OURS,
-        OUR_PYTHON,
         "two workers, each with half of the environments, make every batch together",
-        ("ppo",),
-        {"collector": "multi_sync", "num_workers": 2},
+        "ppo",
+        collector="multi_sync",
+        num_workers=2,
     ),
-    "lockstep_multi_async": Contestant(
+    "lockstep_multi_async": trainer(
         OURS,
-        OUR_PYTHON,
         "two workers ahead of the learner, each with so many environments",
-        ("ppo", "pong"),
-        {"collector": "multi_async", "num_workers": 2},
+        *("ppo", "pong"),
+        collector="multi_async",
+        num_workers=2,
     ),
-    "lockstep_one_ahead": Contestant(
+    "lockstep_one_ahead": trainer(
         OURS,
-        OUR_PYTHON,
         "multi_async with one worker: collects the next batch while the learner trains",
-        ("ppo", "pong", "sac"),
-        {"collector": "multi_async", "num_workers": 1},
+        *("ppo", "pong", "sac"),
+        collector="multi_async",
+        num_workers=1,
     ),
-    "sb3": Contestant(
-        STABLE_BASELINES, PEER_PYTHON, "stable-baselines3 with DummyVecEnv", ("ppo", "pong", "sac")
-    ),
-    "sb3_subproc": Contestant(
+    "sb3": trainer(
         STABLE_BASELINES,
-        PEER_PYTHON,
+        "stable-baselines3 with DummyVecEnv",
+        *("ppo", "pong", "sac"),
+        is_peer=True,
+    ),
+    "sb3_subproc": trainer(
+        STABLE_BASELINES,
         "stable-baselines3 with SubprocVecEnv: a process for each environment",
-        ("ppo", "pong"),
-        {"subproc": True},
+        *("ppo", "pong"),
+        is_peer=True,
+        subproc=True,
     ),
-    "sb3_16": Contestant(
+    "sb3_16": trainer(
         STABLE_BASELINES,
-        PEER_PYTHON,
         "stable-baselines3, 16 updates after 16 frames, as lockstep",
-        ("sac",),
-        {"train_freq": 16},
+        "sac",
+        is_peer=True,
+        train_freq=16,
     ),
-    "cleanrl": Contestant(
+    "cleanrl": trainer(
         "benchmarks.peers.cleanrl_train",
-        PEER_PYTHON,
         "CleanRL's ppo.py, ppo_atari.py and sac_continuous_action.py",
-        ("ppo", "pong", "sac"),
+        *("ppo", "pong", "sac"),
+        is_peer=True,
     ),
 }

@@ -1,16 +1,16 @@
-"""What the training benchmark found, as tables and as JSON."""
+"""What the training benchmark measured, as a table and as JSON."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+
+from benchmarks import contest
 
 
 @dataclass
@@ -52,43 +52,14 @@ class Row:
         """Frames a second over those of `other` in the same round; the median."""
         if other is None:
             return None
-        theirs = {turn.seed: turn.fps for turn in other.turns}
-        found = [turn.fps / theirs[turn.seed] for turn in self.turns if turn.seed in theirs]
-        return median(found) if found else None
+        ours, theirs = ({turn.seed: turn.fps for turn in row.turns} for row in (self, other))
+        return contest.ratio(ours, theirs)
 
 
 def fastest_peer(rows: Iterable[Row], algo: str) -> Row | None:
     """By the median of its rounds."""
     peers = [row for row in rows if row.is_peer and row.algo == algo and row.turns]
     return max(peers, key=lambda row: row.fps or 0.0, default=None)
-
-
-def table(rows: Sequence[Row], frames: dict[str, int]) -> Table:
-    """A section for each algorithm."""
-    shown = Table(title="Whole trainings")
-    for column in ("algorithm", "contestant"):
-        shown.add_column(column, no_wrap=True)
-    for column in ("frames/s", "min to max", "÷ fastest peer", "return", "around, s"):
-        shown.add_column(column, justify="right", no_wrap=True)
-    shown.add_column("what it is, or what is wrong")
-    previous = None
-    for row in rows:
-        if row.algo != previous:
-            shown.add_section()
-        ratio = row.ratio(fastest_peer(rows, row.algo))
-        rates = [turn.fps for turn in row.turns]
-        shown.add_row(
-            "" if row.algo == previous else f"{row.algo}, {frames[row.algo]:,} frames",
-            row.contestant,
-            "-" if row.fps is None else f"{row.fps:,.0f}",
-            f"{min(rates):,.0f} to {max(rates):,.0f}" if rates else "",
-            "" if ratio is None else f"{ratio:.2f}",
-            in_words(row.returns),
-            f"{median(turn.around_s for turn in row.turns):.1f}" if row.turns else "",
-            row.problem or row.what,
-        )
-        previous = row.algo
-    return shown
 
 
 def in_words(returns: Sequence[float]) -> str:
@@ -106,25 +77,38 @@ return: mean of the episodes that ended in the last tenth; mean and deviation of
 around: what its process took besides: imports, environments, networks, workers, its end."""
 
 
-def show(rows: Sequence[Row], frames: dict[str, int]) -> None:
+def show(rows: Sequence[Row], frames: Mapping[str, int]) -> None:
     """Print the table."""
-    Console(width=170).print(table(rows, frames))
+    heads = ["algorithm", "contestant", "frames/s", "min to max", "÷ fastest peer", "return"]
+    cells = [
+        [
+            f"{row.algo}, {frames[row.algo]:,} frames",
+            row.contestant,
+            *contest.rates([turn.fps for turn in row.turns]),
+            contest.cell(row.ratio(fastest_peer(rows, row.algo))),
+            in_words(row.returns),
+            f"{median(turn.around_s for turn in row.turns):.1f}" if row.turns else "",
+            row.problem or row.what,
+        ]
+        for row in rows
+    ]
+    heads += ["around, s", "what it is, or what is wrong"]
+    table = contest.table("Whole trainings", heads, cells, places=1, numbers=5)
+    Console(width=170).print(table)
     print(NOTES)
 
 
-def save(rows: Sequence[Row], about: dict[str, Any], file: Path) -> None:
+def save(rows: Sequence[Row], about: Mapping[str, Any], file: Path) -> None:
     """Write everything that was measured, with the ratios."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     results = []
     for row in rows:
         peer = fastest_peer(rows, row.algo)
-        found = {
+        figures = {
             "fps": [turn.fps for turn in row.turns],
             "fps_median": row.fps,
             "fastest_peer": peer.contestant if peer else None,
             "to_fastest_peer": row.ratio(peer),
             "final_return_mean": mean(row.returns) if row.returns else None,
         }
-        results.append(asdict(row) | found)
-    file.write_text(json.dumps({**about, "results": results}, indent=2))
-    print(f"saved {file}")
+        results.append(asdict(row) | figures)
+    contest.save(file, about, results)

@@ -9,7 +9,8 @@ The file unpacks to run directories, which `harness.report` and the programs of 
 
 They hold the config, the manifest and the status; of metrics.jsonl the columns `COLUMNS`, with six
 significant digits; and of summary.json the numbers `NUMBERS`. Times, phases, latencies, losses and
-health by lag are left out, and with them the parts of a report that show them.
+health by lag are left out, and with them the parts of a report that show them. Of the state that a
+branch begins with there is the name, which has the frames of the moment.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 import sys
 import tarfile
 from collections.abc import Callable
@@ -28,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from harness.files import write_atomic  # noqa: E402
 from harness.report.runs import FILES, search  # noqa: E402
+from harness.run.branch_start import START  # noqa: E402
 
 DIGITS = 6
 COLUMNS = {
@@ -70,8 +73,9 @@ def pack(sweep: Path, archive: Path) -> int:
         for name in FILES:  # files of one kind beside each other compress best
             for file in (run / name for run in runs):
                 if file.exists():
-                    place = Path(sweep.name) / file.relative_to(sweep)
-                    add(packed, place, CHOICES.get(name, Path.read_bytes)(file))
+                    add(packed, sweep, file, CHOICES.get(name, Path.read_bytes)(file))
+        for file in (file for run in runs for file in run.glob(f"{START}/*.safetensors")):
+            add(packed, sweep, file, b"")
     archive.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(archive, content.getvalue())  # two at once would write into each other
     return len(runs)
@@ -90,16 +94,31 @@ def numbers(file: Path) -> bytes:
     return json.dumps({name: summary[name] for name in summary if name in NUMBERS}).encode()
 
 
+def origin(file: Path) -> bytes:
+    """The manifest, without the folders of the program and of a branch's parent."""
+    manifest = json.loads(file.read_text())
+    if isinstance(command := manifest.get("command"), str):
+        command = re.sub(r"^python \S*/command\.py", "lockstep", command)
+        manifest["command"] = re.sub(r"^python \S*/run\.py", "python run.py", command)
+    if isinstance(branch := manifest.get("branch"), dict):
+        branch["parent"] = Path(branch["parent"]).name
+    return json.dumps(manifest, indent=2).encode()
+
+
 def rounded(value: Any) -> Any:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
-CHOICES: dict[str, Callable[[Path], bytes]] = {"metrics.jsonl": records, "summary.json": numbers}
+CHOICES: dict[str, Callable[[Path], bytes]] = {
+    "metrics.jsonl": records,
+    "summary.json": numbers,
+    "manifest.json": origin,
+}
 
 
-def add(packed: tarfile.TarFile, place: Path, content: bytes) -> None:
+def add(packed: tarfile.TarFile, sweep: Path, file: Path, content: bytes) -> None:
     """Add a file without owner and times, so that the same runs make the same archive."""
-    entry = tarfile.TarInfo(str(place))
+    entry = tarfile.TarInfo(str(Path(sweep.name) / file.relative_to(sweep)))
     entry.size = len(content)
     packed.addfile(entry, io.BytesIO(content))
 

@@ -204,13 +204,19 @@ def sentences(differences: Sequence[Difference]) -> Iterator[str]:
 def where_it_changes(results: Results) -> tuple[int, int] | None:
     """The two neighbouring moments, furthest apart, between which an answer changes.
 
-    None if no answer does, or if there is no update between them.
+    So it does where a difference becomes significant or no longer is, and where half of the largest
+    one is lost. None if no answer changes, or if there is no update between them.
     """
     differences = results.differences(results.metrics[0])
     gaps = []
     for arm in results.arms:
         those = sorted((one for one in differences if one.arm == arm), key=lambda d: d.update)
-        gaps += [(a.update, b.update) for a, b in pairwise(those) if a.sign != b.sign]
+        half = half_lost(those)
+        gaps += [
+            (a.update, b.update)
+            for a, b in pairwise(those)
+            if a.sign != b.sign or (half is not None and a.update <= half.value < b.update)
+        ]
     widest = max(gaps, key=lambda gap: gap[1] - gap[0], default=None)
     return widest if widest is not None and widest[1] - widest[0] > 1 else None
 

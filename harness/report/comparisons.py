@@ -12,6 +12,7 @@ import pandas as pd
 from scipy import special
 
 from harness.errors import suggest
+from harness.numbers import count
 from harness.report.settings import by_size
 from harness.report.statistics import (
     LEVEL,
@@ -20,7 +21,7 @@ from harness.report.statistics import (
     paired_test,
     student_quantile,
 )
-from harness.report.text import joined, number, signed
+from harness.report.text import number, with_interval
 
 HIGHER, LOWER, EQUIVALENT, UNDECIDED = "higher", "lower", "equivalent", "no difference found"
 IDENTICAL = "identical"  # the same score in every pair
@@ -36,6 +37,12 @@ VERDICTS = (
     UNDECIDED,
     UNTESTED,
 )
+PHRASES = {  # of the verdicts that name no direction
+    EQUIVALENT: "{} and {} are equivalent",
+    IDENTICAL: "{} and {} are identical",
+    UNDECIDED: "no difference found between {} and {}",
+    UNTESTED: "{} and {} are not tested",
+}
 POWER = 0.8  # with which a difference of the margin's size is to be found
 MOST_PAIRS = 1000
 
@@ -53,7 +60,6 @@ COMPARISONS = [
     "p_equivalent",
     "p_equivalent_corrected",
     "verdict",
-    "finding",
 ]
 # An interaction is a row of this one: the effect of one option at a value of another, against its
 # effect at the first value.
@@ -71,7 +77,7 @@ INTERACTIONS = [
     "p",
     "p_corrected",
     "margin",
-    "finding",
+    "seeds_needed",
 ]
 
 
@@ -115,7 +121,6 @@ def compare_pairs(
     for p in ("p", "p_equivalent"):
         table[f"{p}_corrected"] = holm(table[p].to_numpy(float))
     table["verdict"] = [_verdict(row) for row in table.itertuples()]
-    table["finding"] = [_sentence(row) for row in table.itertuples()]
     return table
 
 
@@ -162,40 +167,20 @@ def _verdict(comparison: Any) -> str:
     return EQUIVALENT if is_equivalent else UNDECIDED
 
 
-def _sentence(comparison: Any) -> str:
-    """The finding in words."""
-    name, baseline = comparison.setting, comparison.baseline
-    pairs, value = comparison.pairs, comparison.difference
-    both = f"{name} and {baseline}"
-    if pairs == 0:
-        return f"{both} share no seed: they cannot be compared."
-    if pairs == 1:
-        return f"{both} share one seed: one pair cannot show a difference."
-    if comparison.verdict == IDENTICAL:
-        return f"{both} are identical: they scored the same in all {pairs} pairs."
-    if math.isnan(comparison.p):
-        return (
-            f"{name} differs from {baseline} by {number(value)} in each of {pairs} pairs, which "
-            "leaves no spread to test it against."
-        )
-    low, high = comparison.low, comparison.high
-    p = f"corrected p = {comparison.p_corrected:.2g}"
-    if comparison.verdict == EQUIVALENT:
-        return (
-            f"{both} are equivalent: they differ by less than {number(comparison.margin)} ({pairs} "
-            f"pairs, difference {signed(value)}, interval {number(low)} to {number(high)}, "
-            f"corrected p of equivalence = {comparison.p_equivalent_corrected:.2g})."
-        )
-    if not is_significant(comparison):
-        return (
-            f"No difference found between {both} ({pairs} pairs, difference {signed(value)}, "
-            f"interval {number(low)} to {number(high)}, {p})."
-        )
-    word = "higher" if value > 0 else "lower"
-    return (
-        f"{name} scores {number(abs(value))} {word} than {baseline} ({pairs} pairs, interval "
-        f"{signed(low)} to {signed(high)}, {p})."
-    )
+def in_words(comparison: Any) -> str:
+    """The verdict on one comparison, and its numbers."""
+    verdict, both = comparison.verdict, (comparison.setting, comparison.baseline)
+    p = comparison.p_corrected
+    if verdict == EQUIVALENT:
+        p = comparison.p_equivalent_corrected
+    if verdict in PHRASES:
+        text = PHRASES[verdict].format(*both)
+    else:
+        text = f"{both[0]} is {verdict.removesuffix(WITHIN)} than {both[1]}"
+        text += WITHIN if verdict.endswith(WITHIN) else ""
+    difference = with_interval(comparison.difference, comparison.low, comparison.high)
+    pairs = count(comparison.pairs, "pair")
+    return f"{text} (difference {difference}, {pairs}, corrected p = {number(p, 2)})."
 
 
 def pairs_needed(comparison: Any, pairs: int, num_tests: int) -> int | None:
@@ -260,57 +245,9 @@ def interactions(
                 rows.append({**row, "high": difference.high, "seeds": difference.seeds})
     table = pd.DataFrame(rows, columns=INTERACTIONS)
     table["p_corrected"] = holm(table["p"].to_numpy(float))
-    table["finding"] = [_sentence_of_interaction(row, len(table)) for row in table.itertuples()]
+    needed = [pairs_needed(row, row.seeds, len(table)) for row in table.itertuples()]
+    table["seeds_needed"] = np.array(needed, float)
     return table
-
-
-def effects(rows: Sequence[Any], what: str = "the score") -> str:
-    """What one change does at each value of the other option, and where it does more.
-
-    rows: interactions with one change, against one value of the other option.
-    """
-    first = rows[0]
-    values = [first.base_effect, *(row.effect for row in rows)]
-    settings = [first.base, *(row.at for row in rows)]
-    verb, sizes, more, less = "changes", list(map(signed, values)), "higher", "lower"
-    if max(values) < 0:
-        verb, sizes, more, less = "lowers", [number(-value) for value in values], "less", "more"
-    elif min(values) > 0:
-        verb, sizes, more, less = "raises", list(map(number, values)), "more", "less"
-    where = f" ({first.rest})" if first.rest else ""
-    text = f"Changing {first.change}{where} {verb} {what} " + joined(
-        f"by {size} with {setting}" for size, setting in zip(sizes, settings, strict=True)
-    )
-    findings = []
-    for word, is_up in ((more, True), (less, False)):
-        settings = [
-            f"{row.at} (p = {number(row.p_corrected, 2)})"
-            for row in rows
-            if is_significant(row) and (row.difference > 0) == is_up
-        ]
-        if settings:
-            findings.append(f"{word} with {joined(settings)} than with {first.base}")
-    for row in rows:
-        if not math.isfinite(row.p_corrected):
-            findings.append(f"too few shared seeds to compare {row.at} with {first.base}")
-        elif not is_significant(row):
-            p = number(row.p_corrected, 2)
-            findings.append(f"no difference found between {row.at} and {first.base} (p = {p})")
-    return f"{text}: {'; '.join(findings)}."
-
-
-def _sentence_of_interaction(row: Any, num_tests: int) -> str:
-    finding = effects([row])
-    if not math.isfinite(row.p_corrected):
-        return finding
-    finding += (
-        f" The effects differ by {signed(row.difference)} "
-        f"[{number(row.low)}, {number(row.high)}] in {row.seeds} seeds."
-    )
-    needed = pairs_needed(row, row.seeds, num_tests)
-    if is_significant(row) or needed is None:
-        return finding
-    return f"{finding} To show a difference of {number(row.margin)}, you need about {needed} seeds."
 
 
 def _two_options(named: str, options: Sequence[str]) -> tuple[str, str]:

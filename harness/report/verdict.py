@@ -20,8 +20,8 @@ from harness.report.comparisons import (
     VERDICTS,
     WITHIN,
     Margin,
-    effects,
     has_share,
+    in_words,
     is_significant,
     pairs_needed,
 )
@@ -43,7 +43,6 @@ from harness.report.text import NONE, joined, number, signed, with_interval
 
 SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "=", "≈▲", "▲", "?", ""), strict=True))
 COLLAPSED = "collapsed"
-MOST_EFFECTS = 6  # in one sentence
 HEADS = {  # of the scores, as columns of a table
     NEWEST: "newest weights",
     NEWEST_SAMPLED: "sampled",
@@ -94,7 +93,7 @@ def open_with(report: Report) -> Iterator[Block | None]:
             yield f"{score.task}:"
         yield overview(report, score)
     yield _key(report)
-    yield from _interactions(report)
+    yield from _with_interactions(report)
     if notes := [*_opposite(report), *_seeds_needed(report), *_unused(report)]:
         yield notes
     for score in scores:
@@ -107,8 +106,8 @@ def brief(report: Report) -> list[Block]:
     tables = [
         overview(report, score, small=True) for score in report.primary if len(score.comparisons)
     ]
-    findings = [text for score in report.primary for text in score.interactions.get("finding", ())]
-    blocks: list[Block] = [sentence(report), warnings(report), *tables, findings]
+    interactions = [_interactions(score) for score in report.primary if len(score.interactions)]
+    blocks: list[Block] = [sentence(report), warnings(report), *tables, *interactions]
     return [block for block in blocks if block]
 
 
@@ -131,15 +130,14 @@ def _answer(report: Report) -> str:
     if not any(score.scored for score in scores):
         return _without_scores(report)
     if any(len(score.interactions) for score in scores):
-        return " ".join(map(_interaction, filter(lambda s: len(s.interactions), scores)))
+        return " ".join(_interaction(score) for score in scores if len(score.interactions))
     if not compared:
         return _without_comparisons(report)
     comparisons = pd.concat([score.comparisons for score in compared])
     by = f"By the {_words(scores)}, "
     if len(comparisons) == 1:
         (row,) = comparisons.itertuples()
-        finding = row.finding[:1].lower() + row.finding[1:] if row.verdict == UNDECIDED else ""
-        return f"{by}{finding or row.finding}{_at_the_end(report, compared[0], row)}"
+        return f"{by}{in_words(row)}{_at_the_end(report, compared[0], row)}"
     against = joined(dict.fromkeys(score.against for score in compared))
     text = (
         f"{by}of {count(len(comparisons), 'setting')} compared with {against}, "
@@ -151,20 +149,18 @@ def _answer(report: Report) -> str:
 
 
 def _interaction(score: Score) -> str:
-    """Whether one option changes the effect of another, and where the effect is larger."""
-    rows, what = list(score.interactions.itertuples()), f"the {score.words}"
+    """How many interactions are significant, and the largest one."""
+    rows = list(score.interactions.itertuples())
     sure = [row for row in rows if is_significant(row)]
-    if len(rows) > 1 and not sure:
-        return (
-            f"No difference found between the effects on {what}: none of "
-            f"{count(len(rows), 'interaction')} is significant."
-        )
-    largest = max(sure or rows, key=lambda row: abs(row.difference))
-    alike = [row for row in rows if (row.change, row.rest) == (largest.change, largest.rest)]
-    text = effects(alike if len(alike) <= MOST_EFFECTS else [largest], what)
-    if len(alike) == len(rows) <= MOST_EFFECTS:
-        return text
-    return f"{text} Of {count(len(rows), 'interaction')} {len(sure)} are significant."
+    row = max(sure or rows, key=lambda row: abs(row.difference))
+    where = f" ({row.rest})" if row.rest else ""
+    return (
+        f"By the {score.words}, {len(sure)} of {count(len(rows), 'interaction')} "
+        f"{plural(len(rows), 'is', 'are')} significant. The largest: changing {row.change}{where} "
+        f"adds {signed(row.effect)} with {row.at} and {signed(row.base_effect)} with {row.base}, a "
+        f"difference of {with_interval(row.difference, row.low, row.high)} (corrected p = "
+        f"{number(row.p_corrected, 2)})."
+    )
 
 
 def _without_scores(report: Report) -> str:
@@ -484,19 +480,36 @@ def _unused(report: Report) -> Iterator[str]:
             )
 
 
-def _interactions(report: Report) -> Iterator[Block]:
+def _with_interactions(report: Report) -> Iterator[Block]:
     for score in report.primary:
         if score.interactions.empty:
             continue
         yield (
             f"Interactions, by the {score.words}: the effect of one option at one value of the "
-            "other against its effect at the first. Seeds are paired, the test is Student's, and "
+            "other less its effect at the first. Seeds are paired, the test is Student's, and "
             f"Holm's method corrects p for {count(len(score.interactions), 'test')}."
         )
-        yield list(score.interactions["finding"])
+        yield _interactions(score)
         if (final := report.final(score.task)) is not score:
             sure = sum(map(is_significant, final.interactions.itertuples()))
             yield f"By the {final.words}, {sure} of {len(final.interactions)} are significant."
+
+
+def _interactions(score: Score) -> Table:
+    rows = [
+        [
+            " · ".join(filter(None, (row.change, row.rest))),
+            f"{row.at} less {row.base}",
+            number(row.effect),
+            number(row.base_effect),
+            with_interval(row.difference, row.low, row.high),
+            number(row.p_corrected, 2),
+            number(row.seeds_needed),
+        ]
+        for row in score.interactions.itertuples()
+    ]
+    columns = ["change", "interaction", "effect", "effect at the first", "difference"]
+    return Table([*columns, "corrected p", "seeds needed"], rows, numbers=True, texts=2)
 
 
 def _mixture(report: Report, score: Score) -> Iterator[Block]:

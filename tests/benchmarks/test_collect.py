@@ -21,7 +21,8 @@ from torch.distributions import Categorical, Normal
 from benchmarks.collect import measure
 from benchmarks.collect_bare import VectorLoop, make_loop
 from benchmarks.collect_case import SIZES, Case, build_policy, single_env
-from benchmarks.collect_contestants import CONTESTANTS, OUR_PYTHON, Contestant
+from benchmarks.collect_contestants import CONTESTANTS
+from benchmarks.contest import OUR_PYTHON, Contestant
 from benchmarks.remote import ContestantFailed, Remote
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +65,7 @@ def known(tmp_path, monkeypatch) -> Callable[..., None]:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def make(*settings: dict[str, str], name: str = "tester") -> None:
-        contestant = Contestant("host_of_tests", OUR_PYTHON, "", lambda case: list(settings))
+        contestant = Contestant("host_of_tests", "", lambda case: list(settings))
         monkeypatch.setitem(CONTESTANTS, name, contestant)
 
     return make
@@ -123,7 +124,7 @@ def test_the_command_prints_a_table_and_saves_every_round(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=280,
     )
     assert ran.returncode == 0, ran.stderr
     assert "Pendulum-v1" in ran.stdout

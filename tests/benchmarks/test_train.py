@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.collect_contestants import PEER_PYTHON
+from benchmarks.contest import PEER_PYTHON
 from benchmarks.train import Limits, train_once
 from benchmarks.train_case import PPO, SAC, Episodes, Training, last_tenth
 from benchmarks.train_contestants import CONTESTANTS
@@ -34,7 +34,7 @@ def test_the_command_prints_a_table_and_saves_every_training(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=280,
     )
     assert ran.returncode == 0, ran.stderr
     assert "ppo, 2,048 frames" in ran.stdout
@@ -64,7 +64,9 @@ def test_stable_baselines_trains(algo, name, tmp_path):
 
 @pytest.mark.parametrize("name", OURS)
 def test_each_of_our_own_ppo_batches_is_of_as_many_environments_and_steps(name):
-    config = plan_run(overrides(Training("ppo", 4096, 3, ""), CONTESTANTS[name].options)).config
+    config = plan_run(
+        overrides(Training("ppo", 4096, 3, ""), *CONTESTANTS[name].settings("ppo"))
+    ).config
     makers = 2 if config.collector.name == "multi_sync" else 1
     assert config.env.num_envs * makers == PPO.num_envs
     assert config.collector.frames_per_batch == PPO.num_envs * PPO.num_steps
@@ -74,9 +76,9 @@ def test_each_of_our_own_ppo_batches_is_of_as_many_environments_and_steps(name):
     assert (config.total_frames, config.seed) == (4096, 3)
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if "pong" in CONTESTANTS[name].algos])
+@pytest.mark.parametrize("name", [name for name in OURS if CONTESTANTS[name].settings("pong")])
 def test_our_pong_is_the_peers_task(name):
-    given = overrides(Training("pong", 4096, 3, ""), CONTESTANTS[name].options)
+    given = overrides(Training("pong", 4096, 3, ""), *CONTESTANTS[name].settings("pong"))
     assert set(given) >= {
         *("env=atari", "env.kwargs.repeat_action_probability=0", "env.num_envs=8"),
         *("collector.frames_per_batch=1024", "algo.minibatch_size=256", "algo.clip=0.1"),
@@ -84,9 +86,11 @@ def test_our_pong_is_the_peers_task(name):
     }
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if "sac" in CONTESTANTS[name].algos])
+@pytest.mark.parametrize("name", [name for name in OURS if CONTESTANTS[name].settings("sac")])
 def test_our_sac_has_one_update_a_frame(name):
-    config = plan_run(overrides(Training("sac", 2000, 3, ""), CONTESTANTS[name].options)).config
+    config = plan_run(
+        overrides(Training("sac", 2000, 3, ""), *CONTESTANTS[name].settings("sac"))
+    ).config
     assert config.algo.updates_per_frame == 1
     assert config.algo.batch_size == SAC.batch_size
     assert config.algo.learning_starts == SAC.learning_starts

@@ -72,6 +72,7 @@ def test_there_is_no_half_without_an_effect_or_before_it_is_lost(effects):
 
 def test_moments_are_added_where_the_answer_changes():
     assert where_it_changes(results_of({20: 30.0, 40: 31.0, 60: 0.0, 70: 0.0})) == (40, 60)
+    assert where_it_changes(results_of({20: 60.0, 40: 50.0, 70: 20.0, 80: 18.0})) == (40, 70)
     assert where_it_changes(results_of({20: 30.0, 40: 31.0})) is None
     assert where_it_changes(results_of({40: 30.0, 41: 0.0})) is None
 

@@ -222,7 +222,7 @@ def test_sweeps_side_by_side(tmp_path):
     places = [str(tmp_path / "old"), str(tmp_path / "new")]
     assert main(["--compare", *places, "--out", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out" / "report.md").read_text()
-    assert "new scores" in text
+    assert "new is higher than old (difference " in text
     assert "higher than old" in text
 
 
@@ -328,18 +328,19 @@ def test_the_terminal_has_the_answer_its_table_and_the_interactions(tmp_path, ca
                 make_run(place, seed=seed, level=60 - loss * lag, evaluated=True, **options)
     asked = ["--x", "sync.lag", "--hue", "algo.epochs", "--interaction", "sync.lag*algo.epochs"]
     assert main([str(tmp_path / "runs"), *asked]) == 0
-    answer, table, findings, last = capsys.readouterr().out.split("\n\n")
+    answer, table, interactions, last = capsys.readouterr().out.split("\n\n")
     assert re.fullmatch(
-        r"Changing sync.lag from 0 to 8 lowers the return of the newest weights by [45].* with "
-        r"algo.epochs=1 and by 2\d.* with algo.epochs=4: more with algo.epochs=4 \(p = .*\) than "
-        r"with algo.epochs=1\.",
+        r"By the return of the newest weights, 1 of 1 interaction is significant\. The largest: "
+        r"changing sync.lag from 0 to 8 adds -2\d.* with algo.epochs=4 and -[45].* with "
+        r"algo.epochs=1, a difference of -.* \[-.*, -.*\] \(corrected p = .*\)\.",
         answer.replace("\n", " "),
     )
     assert [line.split("  ")[0] for line in table.splitlines()] == [
         "setting",
         *(f"epochs={epochs} · sync.lag={lag}" for epochs in (1, 4) for lag in (0, 8)),
     ]
-    assert findings.startswith("- Changing sync.lag from 0 to 8 lowers the score by")
+    assert "sync.lag from 0 to 8" in interactions
+    assert "algo.epochs=4 less algo.epochs=1" in interactions
     assert last.endswith("report.html: 20 runs, 20 done, 0 with damaged files\n")
 
 

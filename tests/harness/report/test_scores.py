@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -239,7 +240,7 @@ def test_a_run_without_evaluation_does_not_change_the_score_that_was_asked_for(t
     assert found.scores[0].metric == "eval/return"
     assert found.scores[0].scores.notna().sum(axis=1).tolist() == [4, 5]
     sentence, left_out, *_ = opening(found)
-    assert sentence.startswith("By the return of the last policy, b scores ")
+    assert sentence.startswith("By the return of the last policy, b is higher than a (difference ")
     assert left_out[0].endswith(
         "sync=a,seed=3 is finished, but no finite eval/return in summary.json"
     )
@@ -306,7 +307,8 @@ def test_an_interaction_is_a_difference_of_differences(tmp_path):
     scores = {label: found.of(label) for label in LABELS}
     contrasts = scores[LABELS[0]] - scores[LABELS[1]] - scores[LABELS[2]] + scores[LABELS[3]]
     assert interaction.p == pytest.approx(stats.ttest_1samp(contrasts, 0).pvalue)
-    assert "more with clip=0.3 (p = " in interaction.finding
+    assert (interaction.at, interaction.base) == ("clip=0.3", "clip=0.1")
+    assert interaction.p_corrected < 0.05
     with pytest.raises(ValueError, match="--interaction names 'clp'; did you mean clip"):
         report(tmp_path, interaction="lag*clp")
 
@@ -318,10 +320,11 @@ def test_an_interaction_that_seeds_cannot_tell_says_how_many_would(tmp_path):
             place = tmp_path / f"{lag}-{clip}-{seed}"
             make_run(place, seed=seed, clip=clip, lag=lag)
             change(place, **{"eval/return": 100.0 + 10 * next(noise)})
-    (finding,) = final(tmp_path, score="evaluation", interaction="lag*clip").interactions["finding"]
-    assert "no difference found between clip=0.3 and clip=0.1 (p = " in finding
-    assert "To show a difference of 10" in finding  # a tenth of the baseline's mean
-    assert finding.endswith(" seeds.")
+    found = final(tmp_path, score="evaluation", interaction="lag*clip")
+    (interaction,) = found.interactions.itertuples()
+    assert interaction.p_corrected > 0.05
+    assert interaction.margin == pytest.approx(10, rel=0.2)  # a tenth of the baseline's mean
+    assert interaction.seeds_needed > 4
 
 
 LABELS = [f"clip={clip} · lag={lag}" for clip, lag in ((0.3, 6), (0.3, 0), (0.1, 6), (0.1, 0))]
@@ -468,7 +471,7 @@ def test_a_damaged_run_is_left_out_and_named_in_the_first_sentence(tmp_path):
     sentence, *_ = opening(found)
     assert sentence.startswith(
         "Without runs/sync=b,seed=2 (metrics.jsonl ends at frame 900 of 2000), which is damaged: "
-        "By the return of the acting weights, b scores "
+        "By the return of the acting weights, b is higher than a (difference "
     )
     assert list(by_seed(found.primary[0], "b")) == [0, 1, 3]
 
@@ -482,7 +485,7 @@ def test_a_setting_of_which_no_run_finished_is_in_no_comparison(tmp_path):
     assert verdicts["c"] == "not tested"
 
 
-def test_effects_of_two_signs_are_higher_and_lower_and_not_more_and_less(tmp_path):
+def test_the_largest_interaction_is_named_with_both_effects(tmp_path):
     noise = iter(np.random.default_rng(2).normal(size=100))
     effects = {(0, 0.1): 0, (6, 0.1): -30, (0, 0.3): 0, (6, 0.3): 10, (0, 0.5): 0, (6, 0.5): -31}
     for (lag, clip), effect in effects.items():
@@ -492,11 +495,12 @@ def test_effects_of_two_signs_are_higher_and_lower_and_not_more_and_less(tmp_pat
             change(place, **{"eval/return": 100.0 + effect + next(noise)})
     found = report(tmp_path, score="evaluation", interaction="lag*clip")
     sentence, *_ = opening(found)
-    assert sentence.startswith(
-        "Changing lag from 0 to 6 changes the return of the last policy by -"
+    assert re.fullmatch(
+        r"By the return of the last policy, 1 of 2 interactions are significant\. The largest: "
+        r"changing lag from 0 to 6 adds \+\d+\.?\d* with clip=0\.3 and -[23]\d\.?\d* with "
+        r"clip=0\.1, a difference of \d+\.?\d* \[.*, .*\] \(corrected p = .*\)\.",
+        sentence,
     )
-    assert ": higher with clip=0.3 (p = " in sentence
-    assert "; no difference found between clip=0.5 and clip=0.1 (p = " in sentence
 
 
 def test_which_task_was_never_evaluated_is_said_if_there_are_several(tmp_path):

@@ -18,6 +18,7 @@ from harness.report.comparisons import (
     Margin,
     compare_pairs,
     has_share,
+    in_words,
     is_significant,
     pairs_needed,
 )
@@ -174,24 +175,30 @@ def test_every_strategy_meets_the_baseline_and_the_findings_are_sentences():
     }
     found = {c.setting: c for c in against(scores, "base")}
     assert "base" not in found
-    assert "scores 50.02 higher than base" in found["better"].finding
-    assert "No difference found between noise and base" in found["noise"].finding
-    assert "the same in all 5 pairs" in found["same"].finding
+    words = {name: in_words(c) for name, c in found.items()}
+    assert words["better"].startswith("better is higher than base (difference 50.02 [")
+    assert words["noise"].startswith("no difference found between noise and base (difference ")
+    same = "same and base are identical (difference 0 [0, 0], 5 pairs, corrected p = 1)."
+    assert words["same"] == same
     assert found["same"].verdict == "identical"
-    assert "one pair cannot show a difference" in found["lonely"].finding
-    assert "share no seed" in found["elsewhere"].finding
+    for name, pairs in (("lonely", "1 pair"), ("elsewhere", "0 pairs")):
+        assert words[name].startswith(f"{name} and base are not tested (difference ")
+        assert f", {pairs}, corrected p = –)." in words[name]
     assert [name for name, c in found.items() if is_significant(c)] == ["better"]
 
 
 def test_a_difference_without_any_spread_is_said_and_not_tested():
     (found,) = against({"a": {1: 1.0, 2: 2.0}, "b": {1: 2.0, 2: 3.0}}, "b")
     assert not is_significant(found)
-    assert "no spread" in found.finding
+    assert found.verdict == "not tested"
+    assert in_words(found) == (
+        "a and b are not tested (difference -1 [-1, -1], 2 pairs, corrected p = –)."
+    )
 
 
 def test_rounding_is_not_taken_for_a_difference():
     (found,) = against({"a": {1: 0.1 + 0.2, 2: 0.3}, "b": {1: 0.3, 2: 0.3}}, "b")
-    assert "the same in all 2 pairs" in found.finding
+    assert (found.verdict, found.pairs) == ("identical", 2)
 
 
 def test_an_equivalence_test_worked_by_hand():
