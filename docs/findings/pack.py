@@ -45,6 +45,7 @@ COLUMNS = {
     "train/gradient_steps",
     "policy/lag_updates_mean",
     "policy/lag_steps_mean",
+    "policy/lag_steps_max",
     "policy/ess",
     "policy/kl",
     "policy/ratio_max",

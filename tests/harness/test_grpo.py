@@ -185,3 +185,25 @@ def test_a_resumed_run_of_texts_is_the_uninterrupted_one(overrides, tmp_path):
         file.unlink()
     assert main([f"resume={again}"]) == 0
     assert (compare_records(whole, again) or compare_weights(whole, again)) is None
+
+
+@pytest.mark.parametrize(
+    ("objective", "is_same"), [("behaviour", True), ("vespo", True), ("decoupled", False)]
+)
+def test_four_steps_on_a_batch_are_steps_of_their_own_with_a_lag_that_grows(
+    objective, is_same, tmp_path
+):
+    """Only an objective that knows the learner at the start of an update can see a difference."""
+    one_step = 16 * 3  # an answer of each environment
+    common = (
+        *("algo.epochs=1", f"algo.minibatch_size={one_step}", "algo.shuffle=false"),
+        *("model.sequence_length=3", f"algo.objective={objective}", "algo.learning_rate=1e-2"),
+        *("collector=single", "sync=shared_mem", f"total_frames={8 * one_step}"),
+    )
+    reuse, lag = tmp_path / "reuse", tmp_path / "lag"
+    run(reuse, *common, f"collector.frames_per_batch={4 * one_step}")
+    cycle = "sync.lag={kind: cycle, values: [0, 1, 2, 3]}"
+    records = run(lag, *common, f"collector.frames_per_batch={one_step}", cycle)
+    ages = [x["policy/lag_steps_mean"] for x in records if "policy/lag_steps_mean" in x]
+    assert ages == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert (compare_weights(reuse, lag) is None) is is_same
