@@ -43,9 +43,9 @@ from benchmarks.sync_latency import (  # noqa: E402
 from sync import WeightSyncScheme  # noqa: E402
 
 ENGINES = {
-    "ray": "sync.remote.ray:RayEngine",
-    "rpc": "sync.remote.rpc:RPCEngine",
-    "distributed": "sync.remote.gloo:DistributedEngine",
+    "ray": "sync.remote.ray_engine:RayEngine",
+    "rpc": "sync.remote.rpc_engine:RPCEngine",
+    "distributed": "sync.remote.gloo_engine:DistributedEngine",
 }
 START_S = 120.0
 MOST_BARE = 1.5  # the aim: at most so many times the bare engine, and faster than torchrl
@@ -261,7 +261,7 @@ def table(rows: Iterable[Row], *, peers: bool) -> str:
 
 
 def start_ray() -> None:
-    from sync.remote.ray import use_token_authentication
+    from sync.remote.ray_engine import use_token_authentication
 
     use_token_authentication()
     os.environ["PYTHONPATH"] = str(ROOT)
@@ -281,7 +281,9 @@ def main() -> int:
     if peers and not PEER_PYTHON.exists():
         print("the peers' environment is missing: run `make peers`, or pass --no-peers")
         return 2
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "sync.remote.rpc"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["torch", "sync.remote.rpc_engine"]
+    )
     rows = []
     for kind in arguments.schemes.split(","):
         if kind == "ray":

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import run
-from lockstep_check.check import Result, check
+from lockstep_check.check import CheckResult, check
 from lockstep_check.rules import Limit
 
 SMALL = (
@@ -87,7 +87,7 @@ def _lines(options: dict[str, str]) -> list[str]:
     return [*groups, *(f"{name}={value}" for name, value in options.items() if "." in name)]
 
 
-def trace(options: list[str], place: Path) -> Result | str:
+def trace(options: list[str], place: Path) -> CheckResult | str:
     """Run, and check its trace; a sentence if there is none."""
     with contextlib.redirect_stdout(io.StringIO()):
         status = run.main([*options, *SMALL, f"hydra.run.dir={place}"])

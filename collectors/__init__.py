@@ -2,7 +2,7 @@
 
 A collector steps gymnasium environments with a policy, in one process or in several workers, and
 stamps every frame with the version of the weights that computed its action. Start with `base.py`
-(what all collectors share), `rollout/loop.py` (which makes frames) and `workers/turns.py` (whose
+(what all collectors share), `rollout/rollout.py` (which makes frames) and `workers/turns.py` (whose
 frames come next). `workers/handle.py` draws the messages between a worker and the trainer.
 """
 
@@ -24,35 +24,35 @@ if _SYNC is None or Path(_SYNC.origin or "").resolve() != _HERE / "sync" / "__in
 
 if TYPE_CHECKING:
     from collectors.base import BaseCollector as BaseCollector
-    from collectors.data.next_observations import next_observations as next_observations
-    from collectors.data.next_observations import next_values as next_values
+    from collectors.data.batch import next_observations as next_observations
+    from collectors.data.batch import next_values as next_values
     from collectors.data.replay_buffer import ReplayBuffer as ReplayBuffer
     from collectors.multi import MultiAsyncCollector as MultiAsyncCollector
     from collectors.multi import MultiCollector as MultiCollector
     from collectors.multi import MultiSyncCollector as MultiSyncCollector
-    from collectors.remote.distributed import DistributedCollector as DistributedCollector
-    from collectors.remote.ray import RayCollector as RayCollector
-    from collectors.remote.rpc import RPCCollector as RPCCollector
+    from collectors.remote.process_group import DistributedCollector as DistributedCollector
+    from collectors.remote.process_group import RPCCollector as RPCCollector
+    from collectors.remote.ray_collector import RayCollector as RayCollector
     from collectors.schedule.recording import RecordedSchedule as RecordedSchedule
-    from collectors.simulation.collector import SimulatedCollector as SimulatedCollector
+    from collectors.simulation.simulated_collector import SimulatedCollector as SimulatedCollector
     from collectors.simulation.simulator import Simulator as Simulator
     from collectors.single import Collector as Collector
 
 _WHERE = {
     "BaseCollector": "base",
     "Collector": "single",
-    "DistributedCollector": "remote.distributed",
+    "DistributedCollector": "remote.process_group",
     "MultiAsyncCollector": "multi",
     "MultiCollector": "multi",
     "MultiSyncCollector": "multi",
-    "RPCCollector": "remote.rpc",
-    "RayCollector": "remote.ray",
+    "RPCCollector": "remote.process_group",
+    "RayCollector": "remote.ray_collector",
     "RecordedSchedule": "schedule.recording",
     "ReplayBuffer": "data.replay_buffer",
-    "SimulatedCollector": "simulation.collector",
+    "SimulatedCollector": "simulation.simulated_collector",
     "Simulator": "simulation.simulator",
-    "next_observations": "data.next_observations",
-    "next_values": "data.next_observations",
+    "next_observations": "data.batch",
+    "next_values": "data.batch",
 }
 __all__ = list(_WHERE)
 

@@ -39,19 +39,20 @@ from collectors.in_process import InProcessPool
 from collectors.options.check_types import shown
 from collectors.options.collector_options import (
     ASYNC,
-    Options,
+    Arguments,
+    CollectorOptions,
     check_factory,
     count_workers,
     per_worker,
+    takes,
 )
-from collectors.options.signatures import Arguments, takes
 from collectors.rollout.frame_block import FrameLayout
 from collectors.rollout.policy import warn_of_training_mode
 from collectors.rollout.seeds import Seeds, check_seed, fresh_seed, next_seed
 from collectors.rollout.spaces import Key
 from collectors.schedule.recording import Recorder
-from collectors.weights.chain import Chain
 from collectors.weights.model_ids import check_apart, find_model, sends_weights
+from collectors.weights.outer_versions import Chain
 from collectors.weights.publisher import Publisher
 from collectors.workers.fair_lock import FairLock
 from collectors.workers.handle import WorkerHandle
@@ -114,7 +115,7 @@ class BaseCollector(ABC):
         self._interrupted = False  # whether an interrupt ended it
         self._pid = os.getpid()
         names = inspect.signature(type(self)).parameters
-        self.options = Options.of(self.kind, options, names, like=self._like)
+        self.options = CollectorOptions.of(self.kind, options, names, like=self._like)
         check_factory(create_env_fn)
         self.num_workers = count_workers(self.kind, create_env_fn, self.options.num_workers)
         if policy is not None and not callable(policy):
@@ -132,7 +133,6 @@ class BaseCollector(ABC):
         self._pauses = 0  # how many `pause` blocks the thread with the lock is in
         self._buffers: dict[tuple[FrameLayout, ...], dict[Key, Tensor]] = {}  # with copy=False
         self._thread: threading.Thread | None = None
-        self._stopping = False
         self._error: BaseException | None = None
         self._threads_before: int | None = None
         self._chain = Chain()
@@ -417,7 +417,6 @@ class BaseCollector(ABC):
         self._raise_error()
         if self.running:
             raise RuntimeError("the collector is running already")
-        self._stopping = False
         self._tell_buffer("begin")
         self._thread = threading.Thread(target=self._run_free, name="lockstep-collect", daemon=True)
         self._thread.start()
@@ -429,11 +428,11 @@ class BaseCollector(ABC):
 
     def _run_free(self) -> None:
         try:
-            while not self._stopping and not self._is_done():
+            while not self._shut and not self._is_done():
                 if self._has_room():
                     self._next()
         except BaseException as error:  # noqa: BLE001 - raised by whatever the user calls next
-            if not self._stopping:
+            if not self._shut:
                 self._error = error
                 self._tell_buffer("fail", error)
         finally:
@@ -614,7 +613,7 @@ class BaseCollector(ABC):
         """End everything within `timeout` seconds. A second call finishes an interrupted one."""
         if self._is_ended or self._pid != os.getpid():  # a forked child has no workers to end
             return
-        self._shut, self._stopping, self._cut_short = True, True, False
+        self._shut, self._cut_short = True, False
         try:
             self._end(5.0 if timeout is None else timeout, close_env, raise_on_error)
         except BaseException as error:

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from collectors.data.batch import BatchSpan, Trajectories, WorkerBatch
-from collectors.options.collector_options import Options, per_worker
+from collectors.data.batch import BatchSpan, TrajectoryNumbers, WorkerBatch
+from collectors.options.collector_options import CollectorOptions, per_worker
 from collectors.options.rollout_options import RolloutOptions
 from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, allocate
-from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller
+from collectors.rollout.rollout import Rollout
 from collectors.rollout.seeds import Seeds, Streams, untouched_streams
 from collectors.weights.publisher import Publisher
-from collectors.weights.receiver import WeightReceiver
+from collectors.weights.rollout_weights import RolloutWeights
 from collectors.workers.fair_lock import FairLock
 
 
@@ -42,8 +42,8 @@ class InProcessWorker:
         self,
         environments: Environments,
         acting: PolicyCaller | None,
-        receiver: WeightReceiver,
-        trajectories: Trajectories,
+        receiver: RolloutWeights,
+        trajectories: TrajectoryNumbers,
         seeds: Seeds,
         options: RolloutOptions,
         *,
@@ -113,7 +113,7 @@ class InProcessPool(ABC):
     def __init__(
         self,
         publisher: Publisher,
-        options: Options,
+        options: CollectorOptions,
         *,
         create_env_fn: Any,
         num_workers: int,
@@ -125,7 +125,7 @@ class InProcessPool(ABC):
         self.handles: dict[int, InProcessWorker] = {}
         self.made: deque[BatchSpan] = deque()  # they are taken when they are made
         self.num_envs = 0
-        self.numbering = [Trajectories(worker, n) for worker in range(n)]
+        self.numbering = [TrajectoryNumbers(worker, n) for worker in range(n)]
         self.delivered = self.dropped = 0  # frames
         self._lock = lock
         self._factories = per_worker(create_env_fn, n, "create_env_fn")

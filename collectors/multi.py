@@ -10,14 +10,20 @@ import torch
 from tensordict import TensorDict
 
 from collectors.base import BaseCollector
-from collectors.data.batch import Trajectories, WorkerBatch
-from collectors.options.collector_options import ASYNC, SYNC, per_worker, share_frames
-from collectors.options.signatures import MultiArguments, function_takes
+from collectors.data.batch import TrajectoryNumbers, WorkerBatch
+from collectors.options.collector_options import (
+    ASYNC,
+    SYNC,
+    MultiArguments,
+    function_takes,
+    per_worker,
+    share_frames,
+)
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
 from collectors.workers.pool import WorkerPool
 from collectors.workers.process_handle import ProcessHandle
-from collectors.workers.start_process import context
+from collectors.workers.process_lifetime import context
 from collectors.workers.worker_spec import WorkerSpec, worker_specs
 
 
@@ -63,7 +69,7 @@ class _LocalCollector(BaseCollector):
         return ProcessHandle(
             index,
             spec,
-            Trajectories(index, self.num_workers),
+            TrajectoryNumbers(index, self.num_workers),
             self.publisher,
             ctx=self._ctx,
             timeout=self.options.timeout,

@@ -21,7 +21,7 @@ from collectors.rollout.policy import PolicyCaller, shift_worker
 from collectors.rollout.shared_counters import FRAMES
 from collectors.weights.model_ids import copied, find_model
 from collectors.weights.publisher import Publisher
-from collectors.weights.receiver import SchemeReceiver, WeightReceiver
+from collectors.weights.rollout_weights import RolloutWeights, SchemeWeights
 from sync.errors import WorkerTimeout
 
 
@@ -69,7 +69,7 @@ class SinglePool(InProcessPool):
                 with self._one.active():
                     self._one.rollout.plan(self._steps)
 
-    def _take_weights(self, device: torch.device | None) -> tuple[WeightReceiver, Any]:
+    def _take_weights(self, device: torch.device | None) -> tuple[RolloutWeights, Any]:
         """The policy that acts here, and the receiver of its weights."""
         publisher, options = self.publisher, self.options
         if not publisher.schemes or publisher.is_direct:
@@ -78,7 +78,7 @@ class SinglePool(InProcessPool):
                 policy.to(device)
             for scheme in publisher.schemes.values():
                 scheme.connect()
-            return Direct(publisher), policy
+            return DirectWeights(publisher), policy
         if options.policy_factory is not None:
             policy = options.policy_factory()  # type: ignore[operator]
         else:
@@ -93,7 +93,7 @@ class SinglePool(InProcessPool):
             receiver.init_on_receiver(model_id=model_id, model=model, worker_idx=0)
             _meet(scheme, receiver)
             receivers[model_id] = receiver
-        return SchemeReceiver(receivers), policy
+        return SchemeWeights(receivers), policy
 
     def _take_due(self) -> None:
         """Apply all published versions, waiting for those in flight."""
@@ -138,7 +138,7 @@ class SinglePool(InProcessPool):
         """Publish the next version of these models, and apply it if no thread collects."""
         self.publisher.publish(by_model, worker_ids, wait=False)
         receiver = self._one.receiver
-        if not isinstance(receiver, SchemeReceiver) or self.options.apply_at == "episode":
+        if not isinstance(receiver, SchemeWeights) or self.options.apply_at == "episode":
             return  # the current episode may last long
         schemes = [self.publisher.schemes[model_id] for model_id in by_model]
         deadline = time.monotonic() + self.options.timeout
@@ -199,7 +199,7 @@ class Collector(BaseCollector):
             seeds=self.seeds,
             lock=self._lock,
             frames=self.frames_per_batch,
-            is_stopping=lambda: self._stopping,
+            is_stopping=lambda: self._shut,
             check_open=self._raise_error,
             in_background=lambda: threading.current_thread() is self._thread,
         )
@@ -209,7 +209,7 @@ class Collector(BaseCollector):
         return int(self.options.frames_per_batch)  # type: ignore[arg-type]
 
 
-class Direct(WeightReceiver):
+class DirectWeights(RolloutWeights):
     """The trainer's own policy: its version is the one last published."""
 
     def __init__(self, publisher: Publisher):

@@ -378,7 +378,9 @@ def main() -> int:
     parser.add_argument("--write", type=Path, default=ROOT / "docs" / "scaling.md", help="the page")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "benchmarks")
     arguments = parser.parse_args()
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "sync.remote.rpc"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["torch", "sync.remote.rpc_engine"]
+    )
     torch.set_num_threads(1)
     be_sparing()
     results: dict[str, list[Point]] = {}

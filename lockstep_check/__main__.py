@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep_check import importers
-from lockstep_check.check import Finding, Result, check
+from lockstep_check.check import CheckResult, Finding, check
 from lockstep_check.events import FILE, TraceError, find, schema
 from lockstep_check.rules import Limit
 from lockstep_check.same import first_difference
@@ -72,7 +72,7 @@ def _check_trace(path: Path, place: str, options: argparse.Namespace) -> int:
     return 1 if result.broken or difference else 0
 
 
-def _print(place: str, result: Result, explain: bool, seconds: float) -> None:
+def _print(place: str, result: CheckResult, explain: bool, seconds: float) -> None:
     program = f" by {result.program}" if result.program else ""
     print(
         f"{place}: {result.events:,} events{program}, at most {result.most_in_flight:,} samples in "
@@ -107,7 +107,7 @@ def _explain(finding: Finding, width: int) -> None:
         print(f"  {'':{width}}  | {line}".rstrip())
 
 
-def _summary(result: Result) -> str:
+def _summary(result: CheckResult) -> str:
     counts = {True: 0, False: 0, None: 0}
     for finding in result.findings:
         counts[finding.holds] += 1

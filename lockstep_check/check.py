@@ -37,7 +37,7 @@ class Finding:
 
 
 @dataclass
-class Result:
+class CheckResult:
     """What a check found."""
 
     findings: list[Finding]
@@ -53,7 +53,7 @@ class Result:
         return [finding for finding in self.findings if finding.broken]
 
 
-def check(path: Path, limit: Limit | None = None) -> Result:
+def check(path: Path, limit: Limit | None = None) -> CheckResult:
     """Check a trace with every rule; `TraceError` if it is none."""
     rules = [kind(limit or Limit()) for kind in RULES]
     findings = [Finding(type(rule), 0) for rule in rules]
@@ -71,7 +71,7 @@ def check(path: Path, limit: Limit | None = None) -> Result:
         if type(rule).on_closed is not Rule.on_closed
     ]
     story, reading = Story(), Reading()
-    result = Result(findings, 0, reading)
+    result = CheckResult(findings, 0, reading)
 
     def note(finding: Finding, problem: str | None, line: int) -> None:
         if problem:

@@ -30,7 +30,7 @@ NOTICED_S = 20.0
 Finding = dict[str, Any]
 
 
-class Trial:
+class NumberedSystem:
     """A system and the number of its last publish; the n-th publishes weights that say n.
 
     train: of the same scheme; None if the library does not offer it.
@@ -72,7 +72,7 @@ class Trial:
         return [tally for tallies in seen for tally in tallies]
 
 
-def check_aliasing(trial: Trial, seconds: float) -> dict[str, Finding]:
+def check_aliasing(trial: NumberedSystem, seconds: float) -> dict[str, Finding]:
     """Do workers see a change of the trainer's weights that was not published?"""
     trial.publish_own()
     if trial.await_number() is None:
@@ -88,7 +88,7 @@ def check_aliasing(trial: Trial, seconds: float) -> dict[str, Finding]:
     return {"aliasing": passed(**found)}
 
 
-def check_worker_ids(trial: Trial, seconds: float) -> dict[str, Finding]:
+def check_worker_ids(trial: NumberedSystem, seconds: float) -> dict[str, Finding]:
     """Does a publish to worker 0 change worker 0, and nothing else?"""
     trial.publish_own()
     before = trial.number
@@ -112,7 +112,7 @@ def check_worker_ids(trial: Trial, seconds: float) -> dict[str, Finding]:
     return {"worker_ids": failed(" and ".join(wrong), **found) if wrong else passed(**found)}
 
 
-def check_storm(trial: Trial, seconds: float) -> dict[str, Finding]:
+def check_storm(trial: NumberedSystem, seconds: float) -> dict[str, Finding]:
     """Publish without pause: is each call made with one version, and stamped with that?
 
     Half of the time the trainer's own weights, changed in place, half of it weights in new memory.
@@ -152,7 +152,7 @@ def check_storm(trial: Trial, seconds: float) -> dict[str, Finding]:
     return {"tearing": tearing, "stamps": stamps, "delivery": delivery}
 
 
-def check_lag_zero(trial: Trial, seconds: float) -> dict[str, Finding]:
+def check_lag_zero(trial: NumberedSystem, seconds: float) -> dict[str, Finding]:
     """Does an asynchronous trainer at staleness zero give the numbers of the synchronous one?"""
     if trial.train is None:
         return {"lag zero": not_offered()}
@@ -167,7 +167,7 @@ def check_lag_zero(trial: Trial, seconds: float) -> dict[str, Finding]:
     return {"lag zero": passed(updates=len(synchronous))}
 
 
-def check_dead_workers(trial: Trial, seconds: float) -> dict[str, Finding]:
+def check_dead_workers(trial: NumberedSystem, seconds: float) -> dict[str, Finding]:
     """Is a worker that was killed an error at the trainer, soon?"""
     trial.publish_own()
     trial.await_number()
@@ -184,7 +184,7 @@ def check_dead_workers(trial: Trial, seconds: float) -> dict[str, Finding]:
     return {"dead workers": failed(f"no error within {NOTICED_S:g} s")}
 
 
-CHECKS: dict[str, Callable[[Trial, float], dict[str, Finding]]] = {
+CHECKS: dict[str, Callable[[NumberedSystem, float], dict[str, Finding]]] = {
     "aliasing": check_aliasing,
     "worker_ids": check_worker_ids,
     "storm": check_storm,
@@ -263,7 +263,7 @@ def main() -> None:
         try:
             system = adapter.SCHEMES[args.scheme](args.workers, args.width)
             train = getattr(adapter, "TRAINERS", {}).get(args.scheme)
-            trial = Trial(system, args.width, train)
+            trial = NumberedSystem(system, args.width, train)
             for name in args.checks:
                 say(begins=name)
                 say(found=CHECKS[name](trial, args.seconds))

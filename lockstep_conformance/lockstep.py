@@ -25,7 +25,7 @@ LIBRARY = "Lockstep"
 MakeScheme = Callable[[], WeightSyncScheme]
 
 
-class Trainer:
+class LockstepTrainer:
     """Sends with a scheme that waits until every worker uses the version."""
 
     def __init__(self, make_scheme: MakeScheme, model: NumberedModel, workers: int, context: Any):
@@ -42,7 +42,7 @@ class Trainer:
         self.handout.shutdown()
 
 
-class Worker:
+class LockstepWorker:
     """Takes what is new before each call."""
 
     def __init__(self, scheme: WeightSyncScheme, model: NumberedModel, index: int):
@@ -55,7 +55,7 @@ class Worker:
         return self._scheme.version, call()
 
 
-class Collector(Collecting):
+class LockstepCollector(Collecting):
     """`MultiAsyncCollector` on CartPole."""
 
     def __init__(self, make_scheme: MakeScheme, num_workers: int, width: int):
@@ -145,10 +145,11 @@ MAKE: dict[str, MakeScheme] = {
     "hogwild (no copies, on purpose)": HogwildWeightSyncScheme,
 }
 SCHEMES: dict[str, Any] = {
-    name: with_processes(partial(Trainer, make), Worker) for name, make in MAKE.items()
+    name: with_processes(partial(LockstepTrainer, make), LockstepWorker)
+    for name, make in MAKE.items()
 }
 ASYNCHRONOUS = {
     f"{name}, asynchronous collector": MAKE[name] for name in ("shared_mem", "multiprocess")
 }
-SCHEMES |= {name: partial(Collector, make) for name, make in ASYNCHRONOUS.items()}
+SCHEMES |= {name: partial(LockstepCollector, make) for name, make in ASYNCHRONOUS.items()}
 TRAINERS = {name: partial(train, make) for name, make in ASYNCHRONOUS.items()}

@@ -19,7 +19,7 @@ from lockstep_trl.run import RunRecord
 from lockstep_trl.sampler import Reward, Sampler, Writing
 from lockstep_trl.supported import check_trl
 from lockstep_trl.transfer import Transfer
-from lockstep_trl.worker import Worker
+from lockstep_trl.worker import AnswerWorker
 from sync import Lag, Tear
 
 STATE = "lockstep"  # a folder in a checkpoint of TRL
@@ -112,7 +112,7 @@ class LockstepRollouts:
             prompts,
             rewards,
         )
-        self.worker: Any = Worker(
+        self.worker: Any = AnswerWorker(
             self.transfer,
             self._sampler,
             size=size,

@@ -35,8 +35,8 @@ from harness.run.provenance import manifest
 from harness.run_directory import RunDir
 from harness.saved_state import Stateful
 from lockstep_check.ages import age
-from lockstep_trl.sampler import Answer, Sampler, Writing
-from lockstep_trl.worker import Stamped, Worker
+from lockstep_trl.sampler import SampledAnswer, Sampler, Writing
+from lockstep_trl.worker import AnswerWorker, Stamped
 
 NAMES = {  # what TRL logs, and Lockstep's names
     "loss": "train/policy_loss",
@@ -69,7 +69,7 @@ class Loader:
 
     def __init__(self, loader: Any, record: RunRecord, *, look_ahead: bool):
         self._loader, self._record, self._look_ahead = loader, record, look_ahead
-        self._collated: deque[list[Answer]] = deque()
+        self._collated: deque[list[SampledAnswer]] = deque()
         collate = loader.base_dataloader.collate_fn
 
         def noted(examples: list[Any]) -> Any:
@@ -104,7 +104,7 @@ class Watched:
     def get(self, *arguments: Any, **options: Any) -> Any:
         sample = self._rollouts.get(*arguments, **options)
         written = sample.completion_mask.astype(bool)
-        answer = Answer(
+        answer = SampledAnswer(
             sample.input_ids[~written].tolist(),
             sample.input_ids[written].tolist(),
             sample.old_log_probs[written].tolist(),
@@ -152,7 +152,7 @@ class RunRecord(Stateful, TrainerCallback):
         self._eval_every = 0 if eval_prompts is None else eval_every
         self._sampler = copy.copy(sampler) if eval_prompts is not None else None
         self._follows = False  # another worker, such as TRL's own
-        self._fresh: list[Answer] = []  # used since the last record
+        self._fresh: list[SampledAnswer] = []  # used since the last record
         self._recent: deque[float] = deque(maxlen=RECENT_EPISODES)  # their rewards
         self._evaluated = -1
         self._metrics: JsonlLogger | None = None
@@ -165,7 +165,7 @@ class RunRecord(Stateful, TrainerCallback):
         if trainer.accelerator.num_processes > 1:
             raise ValueError("lockstep_trl follows a trainer of one process, and this one has more")
         self.trainer = trainer
-        self._follows = not isinstance(trainer.rollout_worker, Worker)
+        self._follows = not isinstance(trainer.rollout_worker, AnswerWorker)
         if self._follows:
             trainer.rollout_queue = Watched(trainer.rollout_queue, self)
         if self._sampler is not None:
@@ -201,7 +201,7 @@ class RunRecord(Stateful, TrainerCallback):
         what = {"version": version, "update": step, "step": step, "checksum": checksum}
         self.trace("publish", worker=None, **what)
 
-    def acted(self, answer: Answer, newest: int | None = None) -> None:
+    def acted(self, answer: SampledAnswer, newest: int | None = None) -> None:
         """A worker wrote this answer, and it waits in the queue."""
         for version, start, end in answer.spans():
             self.trace(
@@ -231,7 +231,7 @@ class RunRecord(Stateful, TrainerCallback):
         self.counts["dropped"] += length
         self.trace("drop", sample=answer.number, reason=reason)
 
-    def used(self, answers: list[Answer]) -> None:
+    def used(self, answers: list[SampledAnswer]) -> None:
         """The trainer gets these, to train on them with the weights as they are now."""
         update = self.trainer.state.global_step
         spans = np.array([span for answer in answers for span in answer.spans()])

@@ -34,7 +34,7 @@ class Writing:
 
 
 @dataclass
-class Answer:
+class SampledAnswer:
     """One answer to a prompt.
 
     reward: NaN if all rewards are None.
@@ -85,7 +85,7 @@ class Sampler:
         take: Callable[[int], None] = lambda step: None,
         *,
         greedy: bool = False,
-    ) -> list[Answer]:
+    ) -> list[SampledAnswer]:
         """Answers to these rows, which are a batch of this number; those to one row in a row.
 
         take: called before each token.
@@ -98,7 +98,7 @@ class Sampler:
         rewards = self._score(repeated, [tokens for tokens, _ in texts])
         first = batch * len(repeated)
         return [
-            Answer(prompt, *text, reward, number, number // writing.answers)
+            SampledAnswer(prompt, *text, reward, number, number // writing.answers)
             for number, (prompt, text, reward) in enumerate(
                 zip(prompts, texts, rewards, strict=True), first
             )

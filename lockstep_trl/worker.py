@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from collectors.schedule.recording import RecordedSchedule, ScheduleFile
-from lockstep_trl.sampler import Answer, Sampler, Writing, advantages
+from lockstep_trl.sampler import SampledAnswer, Sampler, Writing, advantages
 from lockstep_trl.transfer import Transfer
 
 _POLL_S = 0.2
@@ -31,7 +31,7 @@ _STOP_S = 60.0
 class Stamped(dict[str, float]):
     """The metrics of a sample, which TRL hands through as they are, with the answer."""
 
-    def __init__(self, answer: Answer, **metrics: float):
+    def __init__(self, answer: SampledAnswer, **metrics: float):
         super().__init__(metrics)
         self.answer = answer
 
@@ -44,14 +44,14 @@ class Batch(NamedTuple):
     newest: the newest version at the end.
     """
 
-    answers: list[Answer]
+    answers: list[SampledAnswer]
     versions: list[tuple[int, int]]
     loaded: list[tuple[int, str | None]]
     made_s: float
     newest: int
 
 
-class Worker:
+class AnswerWorker:
     """A `RolloutWorkerProtocol`; its methods `get`, `put_nowait` and `qsize` are the queue's.
 
     size: prompts in a batch of the schedule.
@@ -167,7 +167,7 @@ class Worker:
         made_s = time.monotonic() - began
         return Batch(answers, versions, loaded, made_s, self._transfer.newest)
 
-    def _samples(self, answers: list[Answer]) -> Iterator[Any]:
+    def _samples(self, answers: list[SampledAnswer]) -> Iterator[Any]:
         """The answers as TRL takes them, group by group."""
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 

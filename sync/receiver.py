@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sync.channel_interface import APPLIED, FAILED, Answer, ReceiverChannel, now_ns
-from sync.effects.rounding import RoundingDecoder
+from sync.effects.rounding import RoundedFormat
 from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
 from sync.model.binding import Binding
 from sync.model.block import NEVER, Layout, Snapshot
@@ -46,7 +46,7 @@ class Receiver:
         zero_copy: bool = False,
         pass_on: Callable[[Any], None] | None = None,
         verifier: Verifier | None = None,
-        decoder: RoundingDecoder | None = None,
+        decoder: RoundedFormat | None = None,
     ):
         self.channel = channel
         self.model = model
@@ -196,7 +196,7 @@ class Receiver:
             if block is None:
                 return False
             if self._decoder is not None:
-                block = self._decoder.whole(block)
+                block = self._decoder.decode(block)
             version, published = block.version, block.published_ns
             self._apply(block)
             if self._pass_on is not None:

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 from sync.channel_interface import ReceiverChannel, SenderChannel
 from sync.effects.exact_lag import Lag
 from sync.effects.pipeline import Pipeline
-from sync.effects.rounding import RoundingDecoder, RoundingEncoder, check_wire
+from sync.effects.rounding import RoundedFormat, check_wire
 from sync.effects.slow_link import Link, SlowLinkSender
 from sync.effects.tearing import Tear
 from sync.local.waiting import LONGEST_S
@@ -89,6 +89,20 @@ class WeightSyncScheme:
     sender_channel: ClassVar[type[SenderChannel]]
     receiver_channel: ClassVar[type[ReceiverChannel]]
     moves_weights: ClassVar[bool] = True
+    zero_copy: bool = False  # whether a model points at the blocks that it receives
+
+    # What belongs to one process and is not pickled; `_leave_process` resets it.
+    _of_one_process: ClassVar[tuple[str, ...]] = (
+        "_pid",
+        "_sender",
+        "_receiver",
+        "_context",
+        "_last_version",
+    )
+    _sender: Sender | None = None
+    _receiver: Receiver | None = None
+    _context: weakref.ref[Any] | None = None
+    _last_version: int = NEVER  # after `shutdown`
 
     def __init__(
         self,
@@ -105,7 +119,7 @@ class WeightSyncScheme:
         tear: Tear | None = None,
         verify: str = "off",
     ):
-        if not hasattr(self, "sender_channel") and self.moves_weights:
+        if not hasattr(self, "sender_channel"):
             raise TypeError(f"{type(self).__name__} is abstract: it names no sender_channel")
         if isinstance(strategy, str):
             strategy = WeightStrategy(strategy)
@@ -177,16 +191,13 @@ class WeightSyncScheme:
         return lag + (0 if self.tear is None else self.tear.span)
 
     def _leave_process(self) -> None:
-        """Reset the attributes that belong to one process and are not pickled."""
+        """Reset what belongs to one process."""
+        for name in self._of_one_process:
+            self.__dict__.pop(name, None)
         self._pid = os.getpid()
-        self._sender: Sender | None = None
-        self._receiver: Receiver | None = None
-        self._context: Callable[[], Any] = _nothing
-        self._shut = False
-        self._last_version = NEVER
 
     def _remember(self, context: Any) -> None:
-        self._context = _nothing if context is None else weakref.ref(context)
+        self._context = None if context is None else weakref.ref(context)
 
     # -- what a subclass defines
 
@@ -259,7 +270,7 @@ class WeightSyncScheme:
 
     def _open_pipeline(self, layout: Layout, num_workers: int) -> Pipeline:
         """The channel, and what happens to a version before it travels."""
-        encoder = RoundingEncoder.of(self.wire, layout, round_buffers=self.round_buffers)
+        encoder = RoundedFormat.of(self.wire, layout, round_buffers=self.round_buffers)
         channel = self._make_sender(layout if encoder is None else encoder.layout, num_workers)
         if self.link is not None:
             channel = SlowLinkSender(channel, self.link)
@@ -330,10 +341,9 @@ class WeightSyncScheme:
         wait: bool,
     ) -> list[int]:
         sender = self._need_sender(call)
-        by_worker = is_by_worker(weights)
-        if by_worker:
+        if is_by_worker(weights):
             self._check_by_worker()
-        return sender.send(weights, worker_ids, by_worker=by_worker, wait=wait)
+        return sender.send(weights, worker_ids, wait=wait)
 
     # -- the receiver's side
 
@@ -350,7 +360,7 @@ class WeightSyncScheme:
         Pass `model` (a module, a TensorDict or a dict), or `model_id` + `context`. Without either,
         `receive` returns weights in new memory.
         """
-        if self._is_sender and not self._shut:
+        if self._is_sender:
             raise RuntimeError(
                 "this process is the sender: pass the scheme to the worker's process, or a "
                 "copy.deepcopy of it to a worker in this process"
@@ -370,7 +380,7 @@ class WeightSyncScheme:
         self._leave_process()
         self.model_id = model_id or self.model_id
         self._remember(context)
-        decoder = RoundingDecoder.of(self.wire, self._layout, round_buffers=self.round_buffers)
+        decoder = RoundedFormat.of(self.wire, self._layout, round_buffers=self.round_buffers)
         layout = self._layout if decoder is None else decoder.layout
         self._receiver = Receiver(
             self._make_receiver(self._handout, layout, worker),
@@ -378,7 +388,7 @@ class WeightSyncScheme:
             model,
             self.strategy,
             device=self._devices[worker],
-            zero_copy=getattr(self, "zero_copy", False),
+            zero_copy=self.zero_copy,
             pass_on=self._pass_on if hasattr(context, "update_policy_weights_") else None,
             verifier=None if self.verify == "off" else Verifier(self.verify, worker),
             decoder=decoder,
@@ -386,9 +396,8 @@ class WeightSyncScheme:
 
     def _pass_on(self, weights: Any) -> None:
         """Pass received weights on to the workers of this worker."""
-        context = self._context()
-        if context is not None:
-            context.update_policy_weights_(weights, model_id=self.model_id)
+        if self.context is not None:
+            self.context.update_policy_weights_(weights, model_id=self.model_id)
 
     @closes_on_interrupt
     def receive(self, timeout: float | None = None) -> Any:
@@ -479,7 +488,7 @@ class WeightSyncScheme:
 
     @property
     def context(self) -> Any:
-        return self._context()
+        return None if self._context is None else self._context()
 
     @property
     def model(self) -> Any:
@@ -632,15 +641,14 @@ class WeightSyncScheme:
         The model keeps its weights, in its own memory. Of the scheme's state, only `version` and
         `model_id` remain. The time is bounded.
         """
-        if self._shut or self._pid != os.getpid():
+        if self._pid != os.getpid():
             return
-        self._last_version = self.version
-        self._shut = True
-        for end in (self._sender, self._receiver):
+        version, ends = self.version, (self._sender, self._receiver)
+        self._leave_process()
+        self._last_version, self._layout, self._handout, self._devices = version, None, None, ()
+        for end in ends:
             if end is not None:
                 end.close()
-        self._sender = self._receiver = self._layout = self._handout = None
-        self._devices = ()
 
     def __enter__(self) -> Self:
         return self
@@ -649,25 +657,25 @@ class WeightSyncScheme:
         self.shutdown()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing() and hasattr(self, "_last_version"):
+        if not sys.is_finalizing() and hasattr(self, "_pid"):
             self.shutdown()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in _OF_ONE_PROCESS}
+        return {k: v for k, v in self.__dict__.items() if k not in self._of_one_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._leave_process()
 
     def _need_sender(self, call: str) -> Sender:
-        if self._sender is None or self._shut or self._pid != os.getpid():
+        if self._sender is None or self._pid != os.getpid():
             raise RuntimeError(
                 f"{call} is for the sender: call it between init_on_sender() and shutdown()"
             )
         return self._sender
 
     def _need_receiver(self, call: str) -> Receiver:
-        if self._receiver is None or self._shut:
+        if self._receiver is None:
             raise RuntimeError(
                 f"{call} is for a receiver: call it between init_on_receiver() and shutdown()"
             )
@@ -689,14 +697,6 @@ class WeightSyncScheme:
         """The scheme known by a short name, such as "shared" or "multiprocessing"."""
         scheme: WeightSyncScheme = scheme_class(name)(**kwargs)
         return scheme
-
-
-# What `_leave_process` sets.
-_OF_ONE_PROCESS = ("_pid", "_sender", "_receiver", "_context", "_shut", "_last_version")
-
-
-def _nothing() -> None:
-    return None
 
 
 _OPEN: weakref.WeakSet[WeightSyncScheme] = weakref.WeakSet()

@@ -125,7 +125,7 @@ class Sender:
     # -- publishing
 
     def send(
-        self, weights: Any, worker_ids: int | Sequence[int] | None, *, by_worker: bool, wait: bool
+        self, weights: Any, worker_ids: int | Sequence[int] | None, *, wait: bool
     ) -> list[int]:
         """Publish the next version; returns the workers that it was sent to. Does not wait.
 
@@ -135,15 +135,10 @@ class Sender:
         with self._exclusive("send"):
             if self.version == NEVER:
                 raise RuntimeError("send() before connect(): the workers have no weights yet")
-            if by_worker:
-                workers = self.chosen(list(weights))
-                if worker_ids is not None and self.chosen(worker_ids) != workers:
-                    raise ValueError(
-                        f"worker_ids={worker_ids} and weights for workers {workers} disagree"
-                    )
+            workers = self.addressees(weights, worker_ids)
+            if is_by_worker(weights):
                 plan = [(self.weights_for(worker, weights[worker]), [worker]) for worker in workers]
             else:
-                workers = self.chosen(worker_ids)
                 plan = self._plan(workers, weights)
             self._collect()
             if workers:
@@ -329,9 +324,29 @@ class Sender:
                 self._service = Service(self)
             self._service.wake()
 
+    def addressees(self, weights: Any, worker_ids: int | Sequence[int] | None) -> list[int]:
+        """The workers that get these weights, which may be a dict by worker."""
+        workers = self.chosen(worker_ids)
+        if is_by_worker(weights):
+            named = self.chosen(list(weights))
+            if worker_ids is not None and workers != named:
+                raise ValueError(
+                    f"worker_ids={worker_ids} and weights for workers {named} disagree"
+                )
+            return named
+        return workers
+
     def chosen(self, worker_ids: int | Iterable[int] | None) -> list[int]:
-        """The addressed workers; `ValueError` for one that does not exist."""
-        return chosen_workers(worker_ids, len(self.workers))
+        """The addressed workers, or all if None; `ValueError` for one that does not exist."""
+        if worker_ids is None:
+            return list(range(len(self.workers)))
+        chosen: list[Any] = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]
+        for worker in chosen:
+            whole = isinstance(worker, Integral) and not isinstance(worker, bool)
+            if not whole or worker not in range(len(self.workers)):
+                last = len(self.workers) - 1
+                raise ValueError(f"worker_ids: no worker {worker!r}, only 0 to {last}")
+        return sorted(set(chosen))
 
     def summary(self) -> dict[str, Any]:
         """The content of `scheme.stats`."""
@@ -411,15 +426,3 @@ def _distinct(plan: Plan) -> Plan:
     for weights, workers in plan:
         groups.setdefault(id(weights), (weights, []))[1].extend(workers)
     return list(groups.values())
-
-
-def chosen_workers(worker_ids: int | Iterable[int] | None, num_workers: int) -> list[int]:
-    """The workers in `worker_ids`, or all if None; `ValueError` for one that does not exist."""
-    if worker_ids is None:
-        return list(range(num_workers))
-    chosen: list[Any] = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]
-    for worker in chosen:
-        whole = isinstance(worker, Integral) and not isinstance(worker, bool)
-        if not whole or worker not in range(num_workers):
-            raise ValueError(f"worker_ids: no worker {worker!r}, only 0 to {num_workers - 1}")
-    return sorted(set(chosen))

@@ -106,10 +106,16 @@ class RemoteWeightUpdaterBase(_Updater, ABC):
         self, weights: Weights | None = None, worker_ids: int | Iterable[int] | None = None
     ) -> None:
         """Push `weights`, or the server's, to `worker_ids`, or to all."""
+        self._push(*self.select(weights, worker_ids))
+
+    def select(
+        self, weights: Weights | None = None, worker_ids: int | Iterable[int] | None = None
+    ) -> tuple[list[int], Weights]:
+        """The workers that `update_weights` pushes to with these arguments, and what it pushes."""
         ids = self.all_worker_ids() if worker_ids is None else worker_ids
         chosen = ids if isinstance(ids, Iterable) else [ids]
         mapped = self._maybe_map_weights(self._get_server_weights() if weights is None else weights)
-        self._push([worker for worker in chosen if not self._skip_update(worker)], mapped)
+        return [worker for worker in chosen if not self._skip_update(worker)], mapped
 
     def _push(self, worker_ids: Sequence[int], weights: Weights) -> None:
         for worker in worker_ids:
@@ -119,7 +125,7 @@ class RemoteWeightUpdaterBase(_Updater, ABC):
         self.update_weights(weights, worker_ids)
 
 
-class _SchemeUpdater(RemoteWeightUpdaterBase):
+class SchemeUpdater(RemoteWeightUpdaterBase):
     """Pushes through a scheme: one version for all addressed workers."""
 
     scheme: WeightSyncScheme
@@ -132,7 +138,7 @@ class _SchemeUpdater(RemoteWeightUpdaterBase):
             self.scheme.send(weights, worker_ids=worker_ids)
 
 
-class MultiProcessedRemoteWeightUpdate(_SchemeUpdater):
+class MultiProcessedRemoteWeightUpdate(SchemeUpdater):
     """Pushes to the workers of this machine through a `SharedMemWeightSyncScheme`.
 
     get_server_weights: returns the weights to push when none are given.
@@ -183,7 +189,7 @@ class MultiProcessedRemoteWeightUpdate(_SchemeUpdater):
         return self.get_server_weights()
 
 
-class RayRemoteWeightUpdater(_SchemeUpdater):
+class RayRemoteWeightUpdater(SchemeUpdater):
     """Pushes to Ray actors through a `RayWeightSyncScheme`.
 
     policy_weights: the weights to push when none are given, and those that workers start from.
@@ -207,7 +213,7 @@ class RayRemoteWeightUpdater(_SchemeUpdater):
         self._left_out: dict[int, int] = {}
         self.scheme = scheme = RayWeightSyncScheme()
         if remote_collectors is not None:
-            from sync.remote.ray import RayEngine
+            from sync.remote.ray_engine import RayEngine
 
             devices = ["cpu"] * len(remote_collectors)
             scheme.attach(RayEngine(remote_collectors))

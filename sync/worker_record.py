@@ -15,6 +15,7 @@ from sync.channel_interface import APPLIED, FAILED, JOINED, LEFT, Answer
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.model.block import NEVER, Snapshot
 
+ABSENT, MET, CONNECTED = "absent", "met", "connected"
 KEPT = 2_000  # how many sends, and answers of each worker, percentiles cover
 
 
@@ -106,6 +107,7 @@ def percentiles(values_ns: list[int]) -> dict[str, float]:
 class WorkerRecord:
     """The versions that a worker was sent and has acknowledged, its failure, counts and times.
 
+    state: ABSENT until a process serves as the worker, MET until that uses a version, CONNECTED.
     addressed, acknowledged: the version it was sent last, and the newest that it is known to use.
     last: the block of the version it was sent last, for a process that replaces it.
     sends: how many versions it was sent; applied, failures: how many of them it used or refused.
@@ -121,16 +123,21 @@ class WorkerRecord:
         self.saved_bytes = self.verified_calls = 0
         self._recent: deque[Answer] = deque(maxlen=KEPT)
         self.addressed = self.answered = self.acknowledged = NEVER
-        self.connected = False
+        self.state = ABSENT
         self.pid = 0
         self.last: Snapshot | None = None
         self._raised: WorkerError | None = None
         self._dead: WorkerError | None = None
-        self._reported = self._joined = self._served = False
+        self._reported = False
 
     def __str__(self) -> str:
         known = [str(self.device or "cpu"), *([self.label] if self.label else [])]
         return f"worker {self.index} ({', '.join(known)})"
+
+    @property
+    def connected(self) -> bool:
+        """Whether the process that serves as the worker has used a version."""
+        return self.state == CONNECTED
 
     @property
     def waiting(self) -> bool:
@@ -159,11 +166,12 @@ class WorkerRecord:
         The error of a process that never got any weights is kept until it is reported, and so is
         the death of the first process.
         """
-        if not self._joined:  # no process has served as this worker yet
+        if self.state == ABSENT:
             self._dead = None
         died_after_another = bool(self.applied) and self._raised is None
-        if self._served or self._reported or died_after_another:
-            self.connected &= self._dead is None
+        if self.connected or self._reported or died_after_another:
+            if self.connected and self._dead is not None:
+                self.state = MET
             self._raised = self._dead = None
             self._reported = False
 
@@ -180,9 +188,8 @@ class WorkerRecord:
         """Record an answer of the worker."""
         if answer.kind == JOINED:
             self.restarts += self.acknowledged != NEVER
-            self._joined, self._served, self._reported = True, False, False
-            self.acknowledged, self.connected, self.pid = NEVER, False, answer.pid
-            self._raised = self._dead = None
+            self.acknowledged, self.state, self.pid = NEVER, MET, answer.pid
+            self._raised, self._dead, self._reported = None, None, False
         elif answer.kind == APPLIED:
             self._book_applied(answer)
         elif answer.kind == FAILED:
@@ -203,7 +210,7 @@ class WorkerRecord:
 
     def _book_applied(self, answer: Answer) -> None:
         version = answer.version
-        self.connected = self._served = True
+        self.state = CONNECTED
         self.acknowledged = max(self.acknowledged, version)
         self.applied += version > self.answered  # else its predecessor had answered it
         self.answered = max(self.answered, version)

@@ -45,7 +45,7 @@ PRELOAD = (
     "collectors.single",
     "collectors.remote.host",
     "gymnasium.envs.classic_control",
-    "sync.remote.rpc",
+    "sync.remote.rpc_engine",
     "tests.promises.probe",
     "tests.promises.remote_probe",
 )

@@ -1,7 +1,8 @@
-"""Lockstep's packages have common names: a module of another project in their place is an error."""
+"""Names: of packages, where a module of another project is in the way, and of classes."""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("sync", "collectors", "harness", "hydra_plugins", "lockstep_check")
+PACKAGES += ("lockstep_conformance", "lockstep_trl")
+LEFT = {"Difference", "Layout", "Progress", "Run", "Sample", "Trial", "Verdict"}  # in harness/
 
 
 def error_of(module: str, *, first: Path) -> str:
@@ -40,3 +44,14 @@ def test_another_module_of_our_name_is_an_error_that_says_where_it_is(module, ot
 def test_a_folder_of_our_name_without_python_files_is_in_nobodys_way(tmp_path):
     (tmp_path / "sync").mkdir()
     assert error_of("harness, collectors", first=tmp_path) == ""
+
+
+def test_a_class_name_occurs_once_in_all_packages():
+    places: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: files for name, files in places.items() if len(files) > 1 and name not in LEFT}
+    assert twice == {}

@@ -82,7 +82,7 @@ RESERVED = {
     "hydra": HYDRA,
     "omegaconf": HYDRA,
     # Whoever wants RPC imports these, in the function that uses it.
-    "torch.distributed.rpc": ("sync/remote/rpc.py", "sync/remote/rpc_group.py"),
+    "torch.distributed.rpc": ("sync/remote/rpc_engine.py", "sync/remote/rpc_group.py"),
 }
 # Large or optional: imported by the function that uses it.
 LAZY = (

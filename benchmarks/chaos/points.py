@@ -30,7 +30,7 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
         ("harness.run.training_loop:TrainingLoop.run", 1),
     ],
     "starting workers": [
-        ("collectors.workers.start_process:context", 1),
+        ("collectors.workers.process_lifetime:context", 1),
         ("collectors.workers.pool:WorkerPool.start", 1),
         ("collectors.workers.process_handle:ProcessHandle.start", 2),
         ("collectors.workers.pool:WorkerPool._await_all", 1),
@@ -96,7 +96,7 @@ WORKER: dict[str, list[tuple[str, int]]] = {
         ("collectors.workers.worker_loop:Worker._collect", 8),
         ("collectors.workers.worker_loop:Worker._share", 1),
         ("collectors.workers.worker_loop:Worker._poll_control", 200),
-        ("collectors.rollout.loop:Rollout.collect", 8),
+        ("collectors.rollout.rollout:Rollout.collect", 8),
     ],
     "handing over": [
         ("collectors.workers.pipe:Pipe.send", 8),

@@ -1,4 +1,13 @@
-"""Assembles blocks of frames, [time, environments], into a batch, [environments, time]."""
+"""Batches: assembled from blocks of frames, [time, environments], as [environments, time].
+
+With `next_observation="all"`, the next observations of frames are in ("next", "observation"). With
+"final", a batch has only those that are not the observation of the next frame in the same row:
+
+    ("next", "finals", "observation")   [finals, ...]: at ends of episodes, and each row's last
+    ("next", "final")                   [environments, time]: a frame's index in them, or -1
+
+At -1, the next observation is that of the next frame in the row. So rows must be kept whole.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +25,8 @@ from collectors.rollout.frame_block import (
     TERMINATED,
     TRUNCATED,
     VERSION,
-    Field,
     FrameBlock,
+    FrameField,
     FrameLayout,
 )
 from collectors.rollout.spaces import Key, name_of
@@ -37,7 +46,7 @@ class BatchSpan(NamedTuple):
     ended_ns: int
 
 
-class Trajectories:
+class TrajectoryNumbers:
     """Numbers trajectories by their starts, uniquely over all workers and their restarts."""
 
     def __init__(self, worker: int = 0, num_workers: int = 1, count: int = 0):
@@ -92,7 +101,7 @@ class WorkerBatch:
     worker: int
     first_env: int
     generation: int
-    trajectories: Trajectories
+    trajectories: TrajectoryNumbers
     serial: int = 0
     block: int = 0
     version: int = 0
@@ -131,7 +140,7 @@ def assemble(
     """One batch of those of some workers, a row for each environment.
 
     Frames come first in each row; the rest is zero, and False in ("collector", "mask").
-    stamps: whether frames have a "policy_version". only_finals: as in `next_observations.py`.
+    stamps: whether frames have a "policy_version". only_finals: `next_observation="final"`.
     buffer: memory for the batch, from `buffer_for`.
     """
     if buffer is None:
@@ -171,7 +180,7 @@ def buffer_for(
     return buffer
 
 
-def _copied(layout: FrameLayout, stamps: bool, only_finals: bool) -> dict[Key, Field]:
+def _copied(layout: FrameLayout, stamps: bool, only_finals: bool) -> dict[Key, FrameField]:
     """The fields that a batch takes from a block."""
     left_out = {FINAL} if stamps else {FINAL, VERSION}
     if only_finals:
@@ -180,7 +189,7 @@ def _copied(layout: FrameLayout, stamps: bool, only_finals: bool) -> dict[Key, F
 
 
 def _fill(
-    rows: dict[Key, Tensor], part: WorkerBatch, places: _Places, fields: dict[Key, Field]
+    rows: dict[Key, Tensor], part: WorkerBatch, places: _Places, fields: dict[Key, FrameField]
 ) -> None:
     """Copy one block into its rows of the batch."""
     block = part.frames
@@ -298,3 +307,53 @@ def pieces(batch: TensorDictBase) -> list[TensorDictBase]:
     rows, ids = mask.nonzero()[:, 0], batch["collector", "traj_ids"][mask]
     _, lengths = torch.unique_consecutive(torch.stack([rows, ids]), dim=1, return_counts=True)
     return list(batch[mask].split(lengths.tolist())) if len(lengths) else []
+
+
+# -- reading next observations
+
+
+def next_observations(
+    batch: TensorDictBase, frames: Tensor | None = None, key: str | tuple[str, ...] = "observation"
+) -> Tensor:
+    """The next observation of each frame [environments, time, ...]; zero for padding.
+
+    The batch may have further dimensions before time. frames: a mask of the wanted frames, of the
+    batch's dimensions; then the result is [frames, ...].
+    key: of the observation.
+    """
+    name = (key,) if isinstance(key, str) else key
+    finals = batch.get(("next", "finals", *name), None)
+    if finals is not None:
+        return _followers(batch, batch.get(key), finals, frames)
+    following: Tensor = batch.get(("next", *name))
+    return following if frames is None else following[frames]
+
+
+def next_values(batch: TensorDictBase, values: Tensor, final_values: Tensor) -> Tensor:
+    """The value of each frame's next observation [environments, time, ...].
+
+    values: of the observations. final_values: of the observations in batch["next", "finals"].
+    """
+    return _followers(batch, values, final_values, None)
+
+
+def _followers(
+    batch: TensorDictBase, shown: Tensor, finals: Tensor, frames: Tensor | None
+) -> Tensor:
+    """The entries of the next frames in `shown`, or those in `finals`."""
+    chosen = batch["collector", "mask"] if frames is None else frames
+    *rows, steps = chosen.nonzero(as_tuple=True)
+    places, after = batch["next", "final"][chosen], steps + 1
+    is_final, num_steps = places >= 0, chosen.shape[-1]
+    if bool((~is_final & (after == num_steps)).any()):
+        raise ValueError(
+            "a row of this batch was cut behind a frame whose next observation is in the frame "
+            "after it: keep rows whole, or give a mask of the wanted frames"
+        )
+    found = shown[(*rows, after.clamp(max=num_steps - 1))]
+    found[is_final] = finals[places[is_final]]
+    if frames is not None:
+        return found
+    whole = torch.zeros_like(shown)
+    whole[chosen] = found
+    return whole

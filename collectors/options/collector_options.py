@@ -1,11 +1,18 @@
-"""The options of collectors, and the checks before anything is started."""
+"""The options of collectors, and the checks before anything is started.
+
+    @takes(Arguments)
+    def __init__(self, create_env_fn, policy=None, **options): ...
+
+For mypy, editors and `help()`, this constructor has the parameters of the dataclass `Arguments`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Literal
+from functools import partial, update_wrapper
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import torch
 
@@ -28,6 +35,8 @@ from sync import (
     WeightSyncScheme,
 )
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Device = str | int | torch.device | None
 SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
 SIMULATED = "SimulatedCollector"
@@ -147,7 +156,7 @@ LAYERS: dict[str, tuple[type[Any], ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(
+class CollectorOptions(
     AheadOptions,
     TogetherOptions,
     ProcessOptions,
@@ -165,7 +174,7 @@ class Options(
         arguments: Mapping[str, Any],
         further: Iterable[str] = (),
         like: str | None = None,
-    ) -> Options:
+    ) -> CollectorOptions:
         """The checked options of a collector of this kind.
 
         further: other arguments that it has; an error may suggest them for a misspelt name.
@@ -182,7 +191,8 @@ class Options(
         check_fields(options)
         options._check_values()
         options._check_kind(kind, like or kind)
-        options._check_combinations(kind)
+        for clash in options._clashes(kind):
+            raise ValueError(clash)
         options._check_devices(kind)
         return options
 
@@ -209,46 +219,42 @@ class Options(
         if self.replay_buffer is not None and not hasattr(self.replay_buffer, "extend"):
             raise TypeError(f"replay_buffer={self.replay_buffer!r}: it has no extend()")
 
-    def _check_combinations(self, kind: str) -> None:
-        split = self.split_trajs
-        reuses, no_buffers = not self.copy, self.use_buffers is False
-        by_worker = self.cat_results not in (None, 0)
-        endless, limited = not self.reset_when_done, self.max_frames_per_traj is not None
-        host = self.collector_class
-        finals = self.next_observation == "final"
-        senders = (self.weight_updater, self.weight_sync_schemes)
-        raises, stores = self.on_worker_failure == "raise", self.replay_buffer is not None
-        clashes = [
-            (None not in senders, "weight_updater and weight_sync_schemes exclude each other"),
-            (by_worker and split, "cat_results sorts by worker, split_trajs by trajectory"),
-            (reuses and no_buffers, "copy=False reuses a buffer, but use_buffers=False has none"),
-            (reuses and split, "copy=False reuses memory, but trajectories are copies"),
-            (endless and limited, f"max_frames_per_traj needs resets, {_NO_RESETS}"),
-            (
-                host is not None and getattr(host, "kind", None) != SINGLE,
-                f"collector_class={shown(host)}: workers run a {SINGLE}; for more of them, "
-                "raise num_workers",
-            ),
-            (not (stores or self.extend_buffer), "extend_buffer=False needs a replay_buffer"),
-            (
-                raises and self.max_restarts != ProcessOptions.max_restarts,
-                'max_restarts is for on_worker_failure="restart"',
-            ),
-            (kind in (ASYNC, SIMULATED) and endless, NEVER_DONE.format(kind)),
-            (
-                self.record_schedule is not None and self.track_policy_version is False,
-                "record_schedule needs versions, but track_policy_version=False turns them off",
-            ),
-            (finals and split, _NOT_WITH_FINALS.format("split_trajs")),
-            (finals and stores, _NOT_WITH_FINALS.format("replay_buffer")),
-        ]
-        for clash, message in clashes:
-            if clash:
-                raise ValueError(message)
+    def _clashes(self, kind: str) -> Iterator[str]:
+        """Why some of the options contradict each other."""
+        if None not in (self.weight_updater, self.weight_sync_schemes):
+            yield "weight_updater and weight_sync_schemes exclude each other"
+        if self.split_trajs:
+            if self.cat_results not in (None, 0):
+                yield "cat_results sorts by worker, split_trajs by trajectory"
+            if not self.copy:
+                yield "copy=False reuses memory, but trajectories are copies"
+        if self.use_buffers is False and not self.copy:
+            yield "copy=False reuses a buffer, but use_buffers=False has none"
+        if not self.reset_when_done:
+            if self.max_frames_per_traj is not None:
+                yield "max_frames_per_traj needs resets, and reset_when_done=False forbids resets"
+            if kind in (ASYNC, SIMULATED):
+                yield NEVER_DONE.format(kind)
+        if self.collector_class is not None and getattr(self.collector_class, "kind", "") != SINGLE:
+            yield (
+                f"collector_class={shown(self.collector_class)}: workers run a {SINGLE}; for more "
+                "of them, raise num_workers"
+            )
+        if self.replay_buffer is None and not self.extend_buffer:
+            yield "extend_buffer=False needs a replay_buffer"
+        if self.on_worker_failure == "raise" and self.max_restarts != ProcessOptions.max_restarts:
+            yield 'max_restarts is for on_worker_failure="restart"'
+        if self.record_schedule is not None and not self.track_policy_version:
+            yield "record_schedule needs versions, but track_policy_version=False turns them off"
+        if self.next_observation == "final":
+            if self.split_trajs:
+                yield _NOT_WITH_FINALS.format("split_trajs")
+            if self.replay_buffer is not None:
+                yield _NOT_WITH_FINALS.format("replay_buffer")
         for scheme in dict(self.weight_sync_schemes or {}).values():
             if self.apply_at == "episode" and isinstance(scheme, _AT_ONCE):
                 name = type(scheme).__name__
-                raise ValueError(f"apply_at='episode': with {name}, weights change at once")
+                yield f"apply_at='episode': with {name}, weights change at once"
 
     def _check_devices(self, kind: str) -> None:
         for name in _DEVICES:
@@ -304,13 +310,44 @@ class Options(
         return as_device(each(given)[0], "storing_device")
 
 
+@dataclass(frozen=True)
+class Arguments(CollectorOptions):
+    """The arguments of every collector."""
+
+    create_env_fn: Callable[..., Any] | Sequence[Any]
+    policy: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiArguments(Arguments):
+    """The arguments of `MultiCollector`."""
+
+    sync: bool
+
+
+def takes(
+    arguments: Callable[P, object],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """Give a constructor the signature of this dataclass."""
+    return partial(_show, arguments.__init__)
+
+
+def function_takes(arguments: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a function the signature of this dataclass."""
+    return partial(_show, arguments)
+
+
+def _show(like: Callable[..., Any], called: Callable[..., Any]) -> Callable[..., Any]:
+    # Only sets `__wrapped__`, which `inspect.signature` follows.
+    return update_wrapper(called, like, assigned=(), updated=())
+
+
 _DEVICES = ("device", "policy_device", "storing_device", "env_device")
 _AT_ONCE = (HogwildWeightSyncScheme, NoWeightSyncScheme)
 NEVER_DONE = (
     f"reset_when_done=False is for {SINGLE} and {SYNC}, not for {{}}: its workers run ahead, and "
     "a worker whose episodes have ended has no frames"
 )
-_NO_RESETS = "and reset_when_done=False forbids resets"
 _NOT_WITH_FINALS = 'next_observation="final" and {} exclude each other: it needs whole frames'
 NO_POLICY = "there is no policy, actions are random"
 

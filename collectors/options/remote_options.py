@@ -10,8 +10,14 @@ from typing import Any, TypeVar
 import torch
 
 from collectors.options.check_types import Count, check_fields, is_list
-from collectors.options.collector_options import ASYNC, SINGLE, SYNC, as_device, per_worker
-from collectors.options.signatures import Arguments
+from collectors.options.collector_options import (
+    ASYNC,
+    SINGLE,
+    SYNC,
+    Arguments,
+    as_device,
+    per_worker,
+)
 
 T = TypeVar("T")
 

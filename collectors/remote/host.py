@@ -29,8 +29,8 @@ from collectors.rollout.frame_block import FrameBlock, map_blocks, to_message
 from collectors.rollout.shared_counters import MESSAGES, SharedCounters
 from collectors.workers.messages import Blocks, Event, Failed, Filled
 from collectors.workers.pipe import Pipe, PipeClosed
-from collectors.workers.start_process import default_start_method
-from collectors.workers.worker_loop import Setup, serve
+from collectors.workers.process_lifetime import default_start_method
+from collectors.workers.worker_loop import WorkerSetup, serve
 from collectors.workers.worker_spec import WorkerSpec
 from sync import WeightSyncScheme
 from sync.local.memory import SharedFd, anonymous_file
@@ -49,7 +49,7 @@ class RemoteSetup:
     version_base: int
 
 
-class Report(NamedTuple):
+class WorkerReport(NamedTuple):
     """What a worker has done and does."""
 
     collected: int
@@ -58,7 +58,7 @@ class Report(NamedTuple):
     version: int
 
 
-class Sent(NamedTuple):
+class SentEvent(NamedTuple):
     """An event of the worker; with a finished batch, the layout and the arrays of its frames."""
 
     event: Event
@@ -79,7 +79,7 @@ class HostedWorker:
         self._listening = threading.Lock()
         self._early: dict[int, tuple[Any, ...]] = {}  # messages that came before an older one
         self._next = 0
-        inner = Setup(
+        inner = WorkerSetup(
             worker_idx=setup.index,
             trainer_pid=0,
             pipe=far,
@@ -94,7 +94,7 @@ class HostedWorker:
         self._thread = threading.Thread(target=self._run, args=(inner,), name=name, daemon=True)
         self._thread.start()
 
-    def _run(self, setup: Setup) -> None:
+    def _run(self, setup: WorkerSetup) -> None:
         try:
             serve(setup)
         finally:
@@ -116,7 +116,7 @@ class HostedWorker:
             return
         self._counters.values[MESSAGES] += 1
 
-    def events(self, seconds: float) -> tuple[list[Sent], Report, bool]:
+    def events(self, seconds: float) -> tuple[list[SentEvent], WorkerReport, bool]:
         """What the worker has sent, as soon as there is something; and whether it has ended."""
         with self._listening:
             if not self._pipe.ended:
@@ -125,19 +125,19 @@ class HostedWorker:
             events = [sent for sent in messages if sent is not None]
             return events, self.report(), self._pipe.ended
 
-    def _outgoing(self, message: Event | Blocks) -> Sent | None:
+    def _outgoing(self, message: Event | Blocks) -> SentEvent | None:
         if isinstance(message, Blocks):
             self._blocks = map_blocks(self._memory.fd, message.layout, self._num_blocks)
             return None
         if isinstance(message, Filled):
             block = self._blocks[message.block]
             arrays = [tensor.numpy() for tensor in to_message(block, message.steps)]
-            return Sent(message._replace(ended_ns=0), block.layout.plain(), arrays)
-        return Sent(message)
+            return SentEvent(message._replace(ended_ns=0), block.layout.plain(), arrays)
+        return SentEvent(message)
 
-    def report(self) -> Report:
+    def report(self) -> WorkerReport:
         values = self._counters.values
-        return Report(values[0], values[1], self._counters.stage, values[3])
+        return WorkerReport(values[0], values[1], self._counters.stage, values[3])
 
     def close(self, timeout: float, close_env: bool) -> bool:
         """Stop it; whether it has ended in time."""
@@ -161,15 +161,15 @@ def send_to(token: str, number: int, message: bytes) -> None:
     _WORKERS[token].send(number, cloudpickle.loads(message))
 
 
-def events_of(token: str, seconds: float) -> tuple[list[Sent], Report, bool]:
+def events_of(token: str, seconds: float) -> tuple[list[SentEvent], WorkerReport, bool]:
     """What a worker has sent since the last call, waiting for something."""
     worker = _WORKERS.get(token)
     if worker is None:
-        return [Sent(Failed("was ended"))], Report(0, 0, "starting", -1), True
+        return [SentEvent(Failed("was ended"))], WorkerReport(0, 0, "starting", -1), True
     return worker.events(seconds)
 
 
-def report_of(token: str) -> Report:
+def report_of(token: str) -> WorkerReport:
     """What a worker has done by now."""
     return _WORKERS[token].report()
 

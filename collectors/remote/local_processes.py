@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from collectors.remote.host import close_all
-from collectors.workers.start_process import (
+from collectors.workers.process_lifetime import (
     PRELOAD,
     context,
     default_start_method,
@@ -40,7 +40,7 @@ def peer_main(trainer_pid: int, start_method: str, serve: Callable[[], Any]) -> 
     exit_now(status)
 
 
-class Processes:
+class PeerProcesses:
     """The peers' processes of one trainer, by number."""
 
     def __init__(self) -> None:

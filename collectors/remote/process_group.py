@@ -1,4 +1,4 @@
-"""Workers in processes that join the trainer's process group, over torch.distributed or RPC."""
+"""Collectors whose workers join the trainer's process group: torch.distributed, or its RPC."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from collectors.options.check_types import Port, check_fields
-from collectors.options.collector_options import Options
+from collectors.options.collector_options import takes
 from collectors.options.remote_options import RemoteArguments, taken
 from collectors.remote.host import close_all
-from collectors.remote.local_processes import Processes
+from collectors.remote.local_processes import PeerProcesses
+from collectors.remote.remote_collector import RemoteCollector
 from collectors.remote.remote_handle import Launcher
 from collectors.remote.torchrun_ranks import Ranks, check_launcher
 from collectors.workers.handle import CannotReplace
-from collectors.workers.start_process import ignore_signals
+from collectors.workers.process_lifetime import ignore_signals
+from sync import DistributedWeightSyncScheme, RPCWeightSyncScheme
+from sync.remote import gloo_engine, rpc_engine
 
 
 class ProcessGroupLauncher(Launcher):
@@ -38,13 +41,13 @@ class ProcessGroupLauncher(Launcher):
         self.engine = self._engine = engine
         self._serve = serve
         self._options = {**options, "host": engine.host, "port": engine.port, "timeout": timeout}
-        self._processes: Processes | None = None
+        self._processes: PeerProcesses | None = None
         try:
             if ranks is not None:
                 ranks.tell_port(engine.port, timeout)
                 engine.connect()
                 return
-            self._processes = Processes()
+            self._processes = PeerProcesses()
             for worker in range(engine.num_peers):
                 self._start(worker)
             self._processes.await_meeting(range(engine.num_peers), engine.connect)
@@ -102,10 +105,17 @@ class JoiningArguments(RemoteArguments, JoiningOptions):
     """What collectors in processes that join take."""
 
 
-class Joining:
-    """Takes `JoiningOptions` out of a collector's options, and starts what they describe."""
+class ProcessGroupCollector(RemoteCollector):
+    """Workers in processes that join this one. `JoiningOptions` say how.
 
-    def __init__(self, options: dict[str, Any]):
+    Rank i + 1 of a launcher is worker i: there, `serve_rank` takes the place of the collector.
+    """
+
+    _engine_class: type[Any]
+    _serve: Callable[..., str]
+
+    @takes(JoiningArguments)
+    def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         joining = taken(JoiningOptions, options)
         self._host, self._port, self._address = joining.host, joining.port, joining.address
         self._ranks: Ranks | None = None
@@ -123,43 +133,59 @@ class Joining:
                     f"WORLD_SIZE={ranks.world_size} leaves {ranks.num_workers} besides the trainer"
                 )
             self._host, self._port = ranks.address, ranks.own_port()
+        super().__init__(create_env_fn, policy, **options)
 
-    def launch(
-        self,
-        make_engine: Callable[..., Any],
-        serve: Callable[..., Any],
-        num_workers: int,
-        options: Options,
-    ) -> Launcher:
-        """Start the workers' processes, which call `serve`, or connect to the ranks."""
-        timeout = options.start_timeout
-        shared = {"address": self._address, "silence_s": options.timeout}
-        engine = make_engine(
-            num_workers, host=self._host, port=self._port, timeout=timeout, **shared
+    def _launch(self) -> Launcher:
+        timeout = self.options.start_timeout
+        shared = {"address": self._address, "silence_s": self.options.timeout}
+        engine = self._engine_class(
+            self.num_workers, host=self._host, port=self._port, timeout=timeout, **shared
         )
         return ProcessGroupLauncher(
-            engine, serve, ranks=self._ranks, timeout=timeout, options=shared
+            engine, self._serve, ranks=self._ranks, timeout=timeout, options=shared
         )
 
+    @classmethod
+    def serve_rank(
+        cls, *, address: str | None = None, timeout: float = 60.0, silence_s: float = 60.0
+    ) -> str:
+        """Run this rank's worker until the trainer ends or stops it; returns which."""
+        ranks = Ranks.of()
+        ignore_signals()
+        try:
+            return cls._serve(
+                ranks.worker,
+                host=ranks.address,
+                port=ranks.ask_port(timeout),
+                address=address,
+                timeout=timeout,
+                silence_s=silence_s,
+            )
+        finally:
+            close_all()
 
-def serve_rank(
-    serve: Callable[..., str],
-    *,
-    address: str | None = None,
-    timeout: float = 60.0,
-    silence_s: float = 60.0,
-) -> str:
-    """Run this rank's worker until the trainer ends or stops it; returns which."""
-    ranks = Ranks.of()
-    ignore_signals()
-    try:
-        return serve(
-            ranks.worker,
-            host=ranks.address,
-            port=ranks.ask_port(timeout),
-            address=address,
-            timeout=timeout,
-            silence_s=silence_s,
-        )
-    finally:
-        close_all()
+
+class DistributedCollector(ProcessGroupCollector):
+    """Workers in processes that torch.distributed joins to this one."""
+
+    kind = "DistributedCollector"
+    _scheme_class = DistributedWeightSyncScheme
+    _engine_class = gloo_engine.DistributedEngine
+    _serve = staticmethod(gloo_engine.serve)
+
+
+class RPCCollector(ProcessGroupCollector):
+    """Workers in processes that torch.distributed.rpc joins to this one; none can be replaced."""
+
+    kind = "RPCCollector"
+    _scheme_class = RPCWeightSyncScheme
+    _engine_class = rpc_engine.RPCEngine
+    _serve = staticmethod(rpc_engine.serve)
+
+    def _launch(self) -> Launcher:
+        if self.options.on_worker_failure == "restart":
+            raise ValueError(
+                'on_worker_failure="restart": torch\'s RPC cannot replace a process that died; '
+                "use DistributedCollector"
+            )
+        return super()._launch()

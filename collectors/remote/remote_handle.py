@@ -18,9 +18,9 @@ from typing import Any
 import cloudpickle
 import torch
 
-from collectors.data.batch import Trajectories
+from collectors.data.batch import TrajectoryNumbers
 from collectors.remote import host
-from collectors.remote.host import RemoteSetup, Report
+from collectors.remote.host import RemoteSetup, WorkerReport
 from collectors.rollout.frame_block import FrameBlock, from_message
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
@@ -58,7 +58,7 @@ class RemoteHandle(WorkerHandle):
         self,
         index: int,
         spec: WorkerSpec,
-        trajectories: Trajectories,
+        trajectories: TrajectoryNumbers,
         launcher: Launcher,
         publisher: Publisher,
     ):
@@ -70,7 +70,7 @@ class RemoteHandle(WorkerHandle):
         self._events: deque[Event] = deque()
         self._blocks: dict[int, FrameBlock] = {}  # of batches in `_events`, by their serials
         self._token = ""  # of the worker in its process; empty if nothing that arrives matters
-        self._report = Report(0, 0, "starting", -1)
+        self._report = WorkerReport(0, 0, "starting", -1)
         self._asked: Future[Any] | None = None  # the report that `refresh` asked for
         self._closing: Future[Any] | None = None
         self._sent = 0
@@ -85,7 +85,11 @@ class RemoteHandle(WorkerHandle):
             self._token = secrets.token_hex(8)
             self._events.clear()
             self._blocks.clear()
-            self._report, self._asked, self._closing = Report(0, 0, "starting", -1), None, None
+            self._report, self._asked, self._closing = (
+                WorkerReport(0, 0, "starting", -1),
+                None,
+                None,
+            )
             self._sent = 0
         self.where, self.pid = self._launcher.engine.describe(self.index), 0
         base, schemes = self._publisher.base, self._publisher.schemes
@@ -164,7 +168,7 @@ class RemoteHandle(WorkerHandle):
 
     # -- watching
 
-    def _note_report(self, report: Report) -> None:
+    def _note_report(self, report: WorkerReport) -> None:
         if report.collected >= self._report.collected:  # reports may overtake each other
             self._report = report
 
@@ -199,7 +203,7 @@ class RemoteHandle(WorkerHandle):
             token, self._asked = self._token, self._call(host.report_of)
             self._asked.add_done_callback(lambda done: self._note_answer(token, done))
 
-    def _note_answer(self, token: str, call: Future[Report]) -> None:
+    def _note_answer(self, token: str, call: Future[WorkerReport]) -> None:
         with self._lock:
             if token == self._token and not call.cancelled() and call.exception() is None:
                 self._note_report(call.result())

@@ -18,7 +18,7 @@ import torch
 from collectors.rollout.episode_replay import WATCHING, EpisodeReplay
 from collectors.rollout.frame_block import FrameBlock
 from collectors.rollout.infos import Infos
-from collectors.rollout.policy_state import restored, saved
+from collectors.rollout.saved_attributes import restored, saved
 from collectors.rollout.spaces import action_leaf, observation_leaves
 
 Array = np.ndarray[Any, Any]

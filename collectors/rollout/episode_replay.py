@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from gymnasium.wrappers import PassiveEnvChecker, RecordEpisodeStatistics, RecordVideo, vector
 
-from collectors.rollout.policy_state import GENERATORS, equal, saved
+from collectors.rollout.saved_attributes import GENERATORS, equal, saved
 
 Array = np.ndarray[Any, Any]
 LONGEST = 200_000  # steps of an episode that is replayed

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collectors.rollout.spaces import Key, Leaf
+from collectors.rollout.spaces import Key, SpaceLeaf
 from sync.model.block import aligned
 
 ALIGNMENT = 64
@@ -34,7 +34,7 @@ FINAL: Key = ("next", "final")  # which of the finals is a frame's next observat
 
 
 @dataclass(frozen=True)
-class Field:
+class FrameField:
     """One array of a block: [rows, environments, *shape]."""
 
     key: Key
@@ -49,44 +49,44 @@ class FrameLayout:
 
     num_envs: int
     num_steps: int
-    observations: tuple[Field, ...]
-    outputs: tuple[Field, ...]
-    action: Field
-    infos: tuple[Field, ...] = ()
+    observations: tuple[FrameField, ...]
+    outputs: tuple[FrameField, ...]
+    action: FrameField
+    infos: tuple[FrameField, ...] = ()
 
     @classmethod
     def of(
         cls,
         num_envs: int,
         num_steps: int,
-        observations: list[Leaf],
-        action: Leaf,
+        observations: list[SpaceLeaf],
+        action: SpaceLeaf,
         outputs: dict[Key, Tensor],
         *,
         infos: Mapping[str, np.ndarray[Any, Any]] | None = None,
     ) -> FrameLayout:
         """The layout for these leaves, and for what the policy puts out beside the action."""
 
-        def field(leaf: Leaf, rows: int) -> Field:
-            return Field(leaf.key, rows, leaf.shape, torch_dtype(leaf.dtype))
+        def field(leaf: SpaceLeaf, rows: int) -> FrameField:
+            return FrameField(leaf.key, rows, leaf.shape, torch_dtype(leaf.dtype))
 
         return cls(
             num_envs,
             num_steps,
             tuple(field(leaf, num_steps + 1) for leaf in observations),
             tuple(
-                Field(key, num_steps, tuple(value.shape[1:]), value.dtype)
+                FrameField(key, num_steps, tuple(value.shape[1:]), value.dtype)
                 for key, value in outputs.items()
             ),
             field(action, num_steps),
             infos=tuple(
-                Field(("next", "info", name), num_steps, value.shape, torch_dtype(value.dtype))
+                FrameField(("next", "info", name), num_steps, value.shape, torch_dtype(value.dtype))
                 for name, value in (infos or {}).items()
             ),
         )
 
     @cached_property
-    def fields(self) -> dict[Key, Field]:
+    def fields(self) -> dict[Key, FrameField]:
         """Every field by its key."""
         steps = self.num_steps
         frames = (
@@ -95,21 +95,21 @@ class FrameLayout:
             *self.outputs,
             *self.infos,
             self.action,
-            Field(REWARD, steps, (), torch.float32),
-            Field(TERMINATED, steps, (), torch.bool),
-            Field(TRUNCATED, steps, (), torch.bool),
-            Field(IS_INIT, steps + 1, (), torch.bool),
-            Field(MASK, steps, (), torch.bool),
-            Field(VERSION, steps, (), torch.int64),
-            Field(FINAL, steps, (), torch.int64),
+            FrameField(REWARD, steps, (), torch.float32),
+            FrameField(TERMINATED, steps, (), torch.bool),
+            FrameField(TRUNCATED, steps, (), torch.bool),
+            FrameField(IS_INIT, steps + 1, (), torch.bool),
+            FrameField(MASK, steps, (), torch.bool),
+            FrameField(VERSION, steps, (), torch.int64),
+            FrameField(FINAL, steps, (), torch.int64),
         )
         return {field.key: field for field in frames}
 
     @cached_property
-    def finals(self) -> tuple[Field, ...]:
+    def finals(self) -> tuple[FrameField, ...]:
         """The final observations, in the order of the observations."""
         return tuple(
-            Field(("next", *field.key), self.num_steps, field.shape, field.dtype)
+            FrameField(("next", *field.key), self.num_steps, field.shape, field.dtype)
             for field in self.observations
         )
 
@@ -117,7 +117,7 @@ class FrameLayout:
         """The same without what was computed from it, to be sent."""
         return replace(self)
 
-    def shape(self, field: Field) -> tuple[int, ...]:
+    def shape(self, field: FrameField) -> tuple[int, ...]:
         return (field.rows, self.num_envs, *field.shape)
 
     @cached_property
@@ -151,7 +151,7 @@ class FrameBlock:
             for key in (REWARD, TERMINATED, TRUNCATED, IS_INIT, MASK, VERSION)
         )
 
-    def _of(self, fields: Sequence[Field]) -> list[Tensor]:
+    def _of(self, fields: Sequence[FrameField]) -> list[Tensor]:
         return [self.tensors[field.key] for field in fields]
 
     def stamps(self, steps: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from collectors.rollout.frame_block import torch_dtype
-from collectors.rollout.spaces import Leaf
+from collectors.rollout.spaces import SpaceLeaf
 
 Array = np.ndarray[Any, Any]
 
@@ -20,7 +20,9 @@ class Infos:
     value for steps that lack the entry, which also sets the dtype and the shape.
     """
 
-    def __init__(self, keys: Iterable[str] | Mapping[str, Any], leaves: Iterable[Leaf], owner: str):
+    def __init__(
+        self, keys: Iterable[str] | Mapping[str, Any], leaves: Iterable[SpaceLeaf], owner: str
+    ):
         if any(leaf.key[0] == "info" for leaf in leaves):
             raise ValueError("info_keys: an observation is named 'info', too; rename it")
         self._owner = owner

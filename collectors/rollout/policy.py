@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from collectors.options.rollout_options import RolloutOptions
 from collectors.rollout.device_transfer import DeviceTransfer, device_of
-from collectors.rollout.spaces import Key, Leaf, as_key
+from collectors.rollout.spaces import Key, SpaceLeaf, as_key
 
 ACTION: Key = ("action",)
 IS_INIT: Key = ("is_init",)
@@ -45,7 +45,7 @@ class PolicyCaller:
     def __init__(
         self,
         policy: Any,
-        observations: Sequence[Leaf],
+        observations: Sequence[SpaceLeaf],
         options: RolloutOptions = RolloutOptions(),  # noqa: B008 - immutable
         *,
         device: torch.device | None = None,

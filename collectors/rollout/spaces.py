@@ -16,7 +16,7 @@ ENDS = {"reward", "done", "terminated", "truncated"}
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-class Leaf(NamedTuple):
+class SpaceLeaf(NamedTuple):
     """One array of an observation or an action of one environment."""
 
     key: Key
@@ -51,7 +51,7 @@ def key_of(name: str) -> Key:
     return tuple(part.replace("%2F", "/").replace("%25", "%") for part in name.split("/"))
 
 
-def observation_leaves(space: spaces.Space[Any]) -> list[Leaf]:
+def observation_leaves(space: spaces.Space[Any]) -> list[SpaceLeaf]:
     """The arrays of an observation: "observation" for a plain space, a Dict space's own keys."""
     texts = text_keys(space)
     leaves = [_leaf(*part) for part in _parts(space) if part[1] not in texts]
@@ -76,7 +76,7 @@ def text_keys(space: spaces.Space[Any]) -> list[Key]:
     ]
 
 
-def action_leaf(space: spaces.Space[Any]) -> Leaf:
+def action_leaf(space: spaces.Space[Any]) -> SpaceLeaf:
     """The array of an action."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         raise TypeError(
@@ -111,10 +111,10 @@ def _parts(
         yield from _parts(part, (*key, str(name)), (*path, name))
 
 
-def _leaf(space: spaces.Space[Any], key: Key, path: Path) -> Leaf:
+def _leaf(space: spaces.Space[Any], key: Key, path: Path) -> SpaceLeaf:
     if not isinstance(space, _ARRAYS):
         raise TypeError(
             f"{type(space).__name__} spaces have no fixed array form; supported are "
             "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them"
         )
-    return Leaf(key or ROOT, tuple(space.shape or ()), np.dtype(space.dtype), path)
+    return SpaceLeaf(key or ROOT, tuple(space.shape or ()), np.dtype(space.dtype), path)

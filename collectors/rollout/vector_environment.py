@@ -11,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from collectors.rollout.environment import Array, Environments, Restored
 from collectors.rollout.episode_replay import EpisodeReplay
 from collectors.rollout.frame_block import FrameBlock
-from collectors.rollout.spaces import Leaf
+from collectors.rollout.spaces import SpaceLeaf
 
 
 class Vector(Environments):
@@ -80,7 +80,7 @@ class SameStepVector(Vector):
             for leaf, finals in zip(self.observations, frames.final_arrays, strict=True):
                 finals[place] = self._final(info, leaf, int(member))
 
-    def _final(self, info: Any, leaf: Leaf, member: int) -> Any:
+    def _final(self, info: Any, leaf: SpaceLeaf, member: int) -> Any:
         for name in ("final_obs", "final_observation"):
             if name in info:
                 finals = info[name]

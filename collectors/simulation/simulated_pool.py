@@ -82,7 +82,7 @@ class VirtualClock:
         self.now = end
 
 
-class Order(NamedTuple):
+class SimulatedOrder(NamedTuple):
     """A batch to make.
 
     version: the newest at its order.
@@ -134,7 +134,7 @@ class SimulatedWorker:
     under_way: int = 0  # batches that were ordered and not taken
     version: int = 0  # the newest that has arrived
     promised: int = 0  # the newest that was published to it
-    orders: deque[Order] = field(default_factory=deque)
+    orders: deque[SimulatedOrder] = field(default_factory=deque)
     batch: SimulatedBatch | None = None
     finished: deque[SimulatedBatch] = field(default_factory=deque)
     group: tuple[SimulatedWorker] = field(init=False)  # each makes a batch alone
@@ -200,7 +200,7 @@ class SimulatedPool:
         """Have one more batch collected, with versions no older than those published by now."""
         worker.serial += 1
         worker.under_way += 1
-        worker.orders.append(Order(self.version, worker.promised))
+        worker.orders.append(SimulatedOrder(self.version, worker.promised))
         self._under_way.append(self.version)  # which stays in order: versions only grow
         self._begin(worker)
 

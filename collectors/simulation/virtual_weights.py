@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from collectors.rollout.loop import RANDOM_VERSION, Rollout
+from collectors.rollout.rollout import RANDOM_VERSION, Rollout
 from collectors.schedule.recording import Delivery, PlannedBatch
 from collectors.weights.model_ids import POLICY, copied, parameters_of
 from collectors.weights.publisher import Publisher
-from collectors.weights.receiver import WeightReceiver
+from collectors.weights.rollout_weights import RolloutWeights
 from sync import SimulatedWeightSyncScheme, Snapshot
 
 Load = Callable[[Snapshot], None]  # a version into a policy
@@ -96,7 +96,7 @@ class Versions:
         self._loaded = -1
 
 
-class PlannedReceiver(WeightReceiver):
+class PlannedWeights(RolloutWeights):
     """Takes the versions that a plan says, at the steps that it says."""
 
     rollout: Rollout

@@ -21,6 +21,7 @@ from sync import (
 from sync.errors import WorkerError, combine
 from sync.model.block import NEVER
 from sync.model.strategy import Weights
+from sync.weight_updaters import SchemeUpdater
 
 MOST_TIMES = 1_000
 
@@ -169,20 +170,14 @@ class Publisher:
         if pulls and weights is None:
             self.updater.update_weights()  # into what is then published
         if self.updater is not None and not pulls and model_id == POLICY:
-            self._push(scheme, weights, worker_ids, wait)
-        elif wait is False:
+            if not isinstance(self.updater, SchemeUpdater):
+                self.updater.update_weights(weights, worker_ids)
+                return
+            worker_ids, weights = self.updater.select(weights, worker_ids)
+        if wait is False:
             scheme.send_async(weights, worker_ids)
         else:
             scheme.send(weights, worker_ids)
-
-    def _push(self, scheme: Any, weights: Any, worker_ids: Any, wait: bool | None) -> None:
-        """Send through the updater, without waiting if `wait` is False."""
-        sync = scheme.sync
-        scheme.sync = sync and wait is not False
-        try:
-            self.updater.update_weights(weights, worker_ids)
-        finally:
-            scheme.sync = sync
 
     def stats(self) -> dict[str, Any]:
         return {model_id: scheme.stats for model_id, scheme in self.schemes.items()}

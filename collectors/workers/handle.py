@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import Tensor
 
-from collectors.data.batch import Trajectories, WorkerBatch
+from collectors.data.batch import TrajectoryNumbers, WorkerBatch
 from collectors.rollout.frame_block import FrameBlock
 from collectors.workers.messages import Event, Filled, Hello
 from sync.errors import WorkerError
@@ -50,7 +50,7 @@ class WorkerHandle(ABC):
     name = "worker"
     where = ""
 
-    def __init__(self, index: int, spec: Any, trajectories: Trajectories, device: str):
+    def __init__(self, index: int, spec: Any, trajectories: TrajectoryNumbers, device: str):
         self.index = index
         self.spec = spec
         self.trajectories = trajectories

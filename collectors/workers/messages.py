@@ -42,7 +42,7 @@ class Filled(NamedTuple):
     ended_ns: int
 
 
-class Answer(NamedTuple):
+class CallResult(NamedTuple):
     """What a control call returned, pickled; or, if it raised, the error's text."""
 
     number: int
@@ -57,4 +57,4 @@ class Failed(NamedTuple):
     died: bool = False
 
 
-Event = Hello | Met | Filled | Answer | Failed
+Event = Hello | Met | Filled | CallResult | Failed

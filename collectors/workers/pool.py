@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from collectors.data.batch import BatchSpan, WorkerBatch
-from collectors.options.collector_options import Options
+from collectors.options.collector_options import CollectorOptions
 from collectors.rollout.environment import Restored
 from collectors.rollout.seeds import Seeds
 from collectors.schedule.recording import Recorder
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import FRAME_COUNTS, CannotReplace, WorkerHandle, failures_of
-from collectors.workers.messages import Answer, Event, Failed, Filled, Hello, Met
+from collectors.workers.messages import CallResult, Event, Failed, Filled, Hello, Met
 from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
 from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
@@ -55,7 +55,7 @@ class WorkerPool:
     def __init__(
         self,
         publisher: Publisher,
-        options: Options,
+        options: CollectorOptions,
         *,
         check_open: Callable[[], None],
         shares_batch: bool,
@@ -265,7 +265,7 @@ class WorkerPool:
             batch = handle.finish(event)
             self.made.append(batch.span)
             self._deliver(handle, batch)
-        elif isinstance(event, Answer):
+        elif isinstance(event, CallResult):
             handle.answers[event.number] = (event.ok, event.value)
         elif isinstance(event, Hello):
             handle.hello, handle.environment = event, event.environment

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from collectors.data.batch import Trajectories
+from collectors.data.batch import TrajectoryNumbers
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
 from collectors.rollout.shared_counters import (
     CUT,
@@ -27,13 +27,13 @@ from collectors.rollout.shared_counters import (
 from collectors.workers.handle import WorkerHandle
 from collectors.workers.messages import Blocks, Event, Failed, Filled
 from collectors.workers.pipe import Pipe, PipeClosed
-from collectors.workers.start_process import (
+from collectors.workers.process_lifetime import (
     KILL_AFTER_S,
     default_start_method,
     end_process,
     sigint_blocked,
 )
-from collectors.workers.worker_loop import Setup, main
+from collectors.workers.worker_loop import WorkerSetup, main
 from collectors.workers.worker_spec import WorkerSpec
 from sync import WeightSyncScheme
 from sync.local.memory import SharedFd, anonymous_file
@@ -67,7 +67,7 @@ class ProcessHandle(WorkerHandle):
         self,
         index: int,
         spec: WorkerSpec,
-        trajectories: Trajectories,
+        trajectories: TrajectoryNumbers,
         weights: WeightSource,
         *,
         ctx: Any,
@@ -97,7 +97,7 @@ class ProcessHandle(WorkerHandle):
         self._blocks, self._free = [], list(range(spec.num_blocks))
         self._block_of = {}
         self._made_before = 0  # frames of the batches that have come
-        setup = Setup(
+        setup = WorkerSetup(
             worker_idx=self.index,
             trainer_pid=os.getpid(),
             pipe=far,
@@ -110,7 +110,7 @@ class ProcessHandle(WorkerHandle):
         )
         self._launch(setup)
 
-    def _launch(self, setup: Setup) -> None:
+    def _launch(self, setup: WorkerSetup) -> None:
         """Start the process."""
         name = f"lockstep-worker-{self.index}"
         with sigint_blocked():

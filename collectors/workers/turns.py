@@ -13,13 +13,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from lockstep_check.ages import is_within
 
 
-class Batch(Protocol):
+class FinishedBatch(Protocol):
     """A batch that is finished. version: the newest when it was ordered."""
 
     version: int
 
 
-class Worker(Protocol):
+class TurnWorker(Protocol):
     """What turns need to know of a worker.
 
     serial: of the last batch that was ordered. cut_serial: of the last one that was cut.
@@ -37,11 +37,11 @@ class Worker(Protocol):
         """How many batches were ordered and not taken."""
 
     @property
-    def finished(self) -> Sequence[Batch]:
+    def finished(self) -> Sequence[FinishedBatch]:
         """The batches that were not taken, the oldest first."""
 
 
-W = TypeVar("W", bound=Worker)
+W = TypeVar("W", bound=TurnWorker)
 
 
 class Pool(Protocol[W]):

@@ -36,9 +36,9 @@ from collectors.options.collector_options import steps_of
 from collectors.options.rollout_options import RolloutOptions
 from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
-from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, shift_worker
+from collectors.rollout.rollout import Rollout
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.rollout.shared_counters import (
     CUT,
@@ -50,10 +50,10 @@ from collectors.rollout.shared_counters import (
     SharedCounters,
 )
 from collectors.weights.model_ids import find_model
-from collectors.weights.receiver import SchemeReceiver, WeightReceiver
-from collectors.workers.messages import Answer, Blocks, Failed, Filled, Hello, Met
+from collectors.weights.rollout_weights import RolloutWeights, SchemeWeights
+from collectors.workers.messages import Blocks, CallResult, Failed, Filled, Hello, Met
 from collectors.workers.pipe import Pipe, PipeClosed, dumps
-from collectors.workers.start_process import exit_now, exit_with_parent, settle_in
+from collectors.workers.process_lifetime import exit_now, exit_with_parent, settle_in
 from collectors.workers.worker_spec import WorkerSpec
 from sync import NoWeightSyncScheme, WeightSyncScheme
 from sync.local.memory import AnonymousMemory, SharedFd
@@ -61,7 +61,7 @@ from sync.local.waiting import wait_for
 
 
 @dataclass
-class Setup:
+class WorkerSetup:
     """The arguments of a worker's process."""
 
     worker_idx: int
@@ -76,7 +76,7 @@ class Setup:
 
 
 @dataclass
-class Order:
+class BatchOrder:
     """One block to fill, with weights no older than `versions`."""
 
     block: int
@@ -88,7 +88,7 @@ class _Stop(Exception):
     """The trainer asked the worker to stop."""
 
 
-def main(setup: Setup) -> None:
+def main(setup: WorkerSetup) -> None:
     """Run a worker until the trainer stops it or is gone."""
     gc.freeze()  # objects inherited by a fork are for the trainer to release, e.g. Ray's handles
     settle_in(setup.start_method)
@@ -96,12 +96,12 @@ def main(setup: Setup) -> None:
     exit_now(serve(setup))
 
 
-def serve(setup: Setup) -> int:
+def serve(setup: WorkerSetup) -> int:
     """Run a worker in this thread; the exit status of its process."""
-    worker: Worker | None = None
+    worker: WorkerLoop | None = None
     status = 0
     try:
-        worker = Worker(setup)
+        worker = WorkerLoop(setup)
         worker.prepare()
         worker.run()
     except (_Stop, PipeClosed):
@@ -117,15 +117,15 @@ def serve(setup: Setup) -> int:
     return status
 
 
-class Worker:
+class WorkerLoop:
     """The parts of a worker, and the loop that serves the trainer."""
 
-    def __init__(self, setup: Setup):
+    def __init__(self, setup: WorkerSetup):
         self.pipe = setup.pipe
         self.counters = setup.counters
         self._setup = setup
-        self._orders: deque[Order] = deque()
-        self._order: Order | None = None
+        self._orders: deque[BatchOrder] = deque()
+        self._order: BatchOrder | None = None
         self._handed_over = 0  # the serial of the last block
         self._seen = 0
         self._paused = False
@@ -133,7 +133,7 @@ class Worker:
         self._blocks: list[FrameBlock] = []
         self._close_env = True
         self._environments: Environments | None = None
-        self.receiver: WeightReceiver = WeightReceiver()
+        self.receiver: RolloutWeights = RolloutWeights()
 
     def prepare(self) -> None:
         """Make policy and environments, and take version 0."""
@@ -192,11 +192,11 @@ class Worker:
             )
         return schemes
 
-    def _connect(self, schemes: Mapping[str, WeightSyncScheme]) -> WeightReceiver:
+    def _connect(self, schemes: Mapping[str, WeightSyncScheme]) -> RolloutWeights:
         """Take version 0."""
         for scheme in schemes.values():
             scheme.connect(background=False)
-        return SchemeReceiver(schemes, self._setup.version_base) if schemes else WeightReceiver()
+        return SchemeWeights(schemes, self._setup.version_base) if schemes else RolloutWeights()
 
     def run(self) -> None:
         """Fill blocks as they are ordered, until `_Stop`."""
@@ -233,7 +233,7 @@ class Worker:
             self.receiver.take_at_least(self._order.versions, self._timeout)
             self._take()
 
-    def _collect(self, order: Order) -> None:
+    def _collect(self, order: BatchOrder) -> None:
         counters, rollout = self.counters.values, self.rollout
         self._order = order
         if rollout.apply_at != "episode":
@@ -273,7 +273,7 @@ class Worker:
         self._seen = self.counters.values[MESSAGES]
         for kind, *rest in self.pipe.receive():
             if kind == "collect":
-                self._orders.append(Order(*rest))
+                self._orders.append(BatchOrder(*rest))
             elif kind == "call":
                 self._answer(*rest)
             elif kind == "stop":
@@ -283,10 +283,10 @@ class Worker:
     def _answer(self, number: int, method: str, args: tuple[Any, ...]) -> None:
         try:
             result = dumps(getattr(self, f"do_{method}")(*args))
-            answer = Answer(number, True, result)
+            answer = CallResult(number, True, result)
         except Exception as error:  # noqa: BLE001 - the caller raises it
             told = f"{type(error).__name__}: {error}\n{traceback.format_exc().rstrip()}"
-            answer = Answer(number, False, told)
+            answer = CallResult(number, False, told)
         self.pipe.send(answer)
 
     # -- what the trainer can call

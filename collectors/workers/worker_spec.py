@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from collectors.options.collector_options import Options
+from collectors.options.collector_options import CollectorOptions
 from collectors.options.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds
 from sync.local.memory import AnonymousMemory, as_bytes
@@ -70,7 +70,7 @@ def _check_pickles(name: str, value: Any) -> None:
 
 
 def worker_specs(
-    options: Options,
+    options: CollectorOptions,
     seeds: Seeds,
     *,
     factories: Sequence[Any],

@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from collectors.data.next_observations import next_observations
+from collectors.data.batch import next_observations
 from collectors.rollout.spaces import as_key
 
 Array = np.ndarray[Any, Any]

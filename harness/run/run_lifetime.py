@@ -472,11 +472,10 @@ def collect_for_another(config: Config) -> None:
     remote = config.collector.remote
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
-    if config.collector.name == "rpc":
-        from collectors.remote.rpc import serve_rank
-    else:
-        from collectors.remote.distributed import serve_rank
-    serve_rank(
+    from collectors import DistributedCollector, RPCCollector
+
+    kind = RPCCollector if config.collector.name == "rpc" else DistributedCollector
+    kind.serve_rank(
         address=remote.address,
         timeout=remote.start_timeout_s,
         silence_s=config.collector.timeout_s,

@@ -47,7 +47,7 @@ class JobDied(RuntimeError):
     """A job's process ended without a result."""
 
 
-class Job(NamedTuple):
+class LaunchedJob(NamedTuple):
     """A job whose process was started."""
 
     number: int
@@ -84,7 +84,7 @@ class LocalLauncher(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         waiting = list(enumerate(job_overrides, initial_job_idx))
-        running: list[Job] = []
+        running: list[LaunchedJob] = []
         results: dict[int, JobReturn] = {}
         try:
             while waiting or running:
@@ -98,7 +98,7 @@ class LocalLauncher(Launcher):
             end([job.process for job in running])
         return [results[number] for number in sorted(results)]
 
-    def _start(self, number: int, overrides: Sequence[str]) -> Job:
+    def _start(self, number: int, overrides: Sequence[str]) -> LaunchedJob:
         """Start the process of a job."""
         loader = self.hydra_context.config_loader
         config = loader.load_sweep_config(self.config, list(overrides))
@@ -117,10 +117,12 @@ class LocalLauncher(Launcher):
         )
         process.start()
         sender.close()
-        return Job(number, config, Path(sweep.dir) / str(sweep.subdir), output, process, result)
+        return LaunchedJob(
+            number, config, Path(sweep.dir) / str(sweep.subdir), output, process, result
+        )
 
 
-def result_of(job: Job) -> JobReturn:
+def result_of(job: LaunchedJob) -> JobReturn:
     """What the job returned; NaN if its process died."""
     with job.result:
         try:
@@ -136,7 +138,7 @@ def result_of(job: Job) -> JobReturn:
     return result
 
 
-def mark_failed(job: Job) -> None:
+def mark_failed(job: LaunchedJob) -> None:
     """Record in the job's directory that its process died, unless the run recorded its own end."""
     from harness.run_directory import RunDir
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from lockstep_check.ages import of_age
 from sync.channel_interface import SenderChannel
 from sync.effects.exact_lag import Lag, due
-from sync.effects.rounding import RoundingEncoder
+from sync.effects.rounding import RoundedFormat
 from sync.effects.tearing import Tear, compose, older_part
 from sync.model.block import NEVER, CheckFinite, Layout, Snapshot, free_private
 
@@ -61,7 +61,7 @@ class Pipeline:
         *,
         lag: Lag | None = None,
         tear: Tear | None = None,
-        encoder: RoundingEncoder | None = None,
+        encoder: RoundedFormat | None = None,
         first_version: int = 0,
     ):
         self.channel = channel

@@ -44,17 +44,22 @@ ALIGNMENT = 16
 
 
 class RoundedFormat:
-    """The layout of encoded blocks, and the conversion in both directions.
+    """Rounds a model for the sender, and converts blocks back to its dtypes for a receiver.
 
     As it is, for `bfloat16` and `float16`: two bytes per number.
 
+    layout: of encoded blocks.
     rounded: for each leaf of the model, whether it is rounded.
+    checks_finite: whether `encode` refuses NaN and infinity in parameters, because the format
+        cannot represent them.
     """
 
     min_itemsize = 3  # of the leaves that are rounded
+    checks_finite = False
 
     def __init__(self, model: Layout, dtype: torch.dtype, *, round_buffers: bool):
         self.model, self.dtype = model, dtype
+        self._decoded = private_snapshot(model)
         self.rounded = [
             leaf.dtype.is_floating_point
             and leaf.dtype.itemsize >= self.min_itemsize
@@ -73,25 +78,71 @@ class RoundedFormat:
         self.layout = layout.with_tail_of(model)
         self._index = {leaf.name: i for i, leaf in enumerate(self.layout.leaves)}
 
+    @staticmethod
+    def of(wire: str, model: Layout, *, round_buffers: bool = False) -> RoundedFormat | None:
+        """The format of that name; None if nothing is encoded."""
+        if wire == "float32":
+            return None
+        kind = Int8 if wire == "int8" else RoundedFormat
+        return kind(model, getattr(torch, wire), round_buffers=round_buffers)
+
     def _encoded_tensors(self, leaf: Leaf) -> dict[str, Tensor]:
         """What travels for a leaf that is rounded, as meta tensors."""
         return {leaf.name: _meta(leaf.shape, self.dtype)}
 
-    def encode(self, whole: Snapshot, block: Snapshot) -> None:
+    def write(self, whole: Snapshot, block: Snapshot) -> None:
         """Write the leaves of `block` from the model in `whole`."""
         for leaf, view in zip(self.model.leaves, whole.views, strict=True):
             block.views[self._index[leaf.name]].copy_(view)
 
-    def decode(self, block: Snapshot, whole: Snapshot) -> None:
+    def read(self, block: Snapshot, whole: Snapshot) -> None:
         """Write the leaves of `whole` from `block`."""
         for leaf, view in zip(self.model.leaves, whole.views, strict=True):
             view.copy_(block.views[self._index[leaf.name]])
+
+    def encode(self, whole: Snapshot, block: Snapshot) -> tuple[float, float]:
+        """Write the model in `whole` into `block`, with its stamp.
+
+        Returns the largest absolute error, and the relative error of the worst tensor. What cannot
+        be represented is a `ValueError`.
+        """
+        block.begin()
+        self.write(whole, block)
+        self.read(block, self._decoded)
+        originals = compress(whole.views, self.rounded)
+        copies = compress(self._decoded.views, self.rounded)
+        max_error, relative_error = measure_error(originals, copies)
+        if not math.isfinite(max_error):
+            self._refuse_overflow(whole)
+        checksums = whole.checksums
+        decoded = [*map(checksum, self._decoded.views), checksums[-1]] if checksums else []
+        block.stamp_as(whole, decoded)
+        return max_error, relative_error
+
+    def _refuse_overflow(self, whole: Snapshot) -> None:
+        pairs = zip(whole.views, self._decoded.views, strict=True)
+        for leaf, (sent, decoded) in zip(self.model.leaves, pairs, strict=True):
+            lost = int((torch.isfinite(sent) & ~torch.isfinite(decoded)).sum())
+            if lost:
+                largest = float(sent[torch.isfinite(sent)].abs().amax())
+                raise ValueError(
+                    f"send refused: {leaf.name!r} holds {lost} value(s) too large for "
+                    f"wire={self.name} (up to {largest:.4g}), and workers keep the "
+                    f"last good version; use {_wider_format(self.name)}"
+                )
+
+    def decode(self, block: Snapshot) -> Snapshot:
+        """The whole model, with the stamp of the block. It stays valid until the next call."""
+        self.read(block, self._decoded)
+        self._decoded.stamp_as(block, block.checksums)
+        return self._decoded
 
 
 class Int8(RoundedFormat):
     """One byte per number. The largest number of a block is 127 times its scale."""
 
     min_itemsize = 2
+    checks_finite = True
 
     def _encoded_tensors(self, leaf: Leaf) -> dict[str, Tensor]:
         scale_dtype = torch.float64 if leaf.dtype == torch.float64 else torch.float32
@@ -100,7 +151,7 @@ class Int8(RoundedFormat):
             _scale_name(leaf): _meta((_num_blocks(leaf), 1), scale_dtype),
         }
 
-    def encode(self, whole: Snapshot, block: Snapshot) -> None:
+    def write(self, whole: Snapshot, block: Snapshot) -> None:
         for leaf, rounded, view in zip(self.model.leaves, self.rounded, whole.views, strict=True):
             target = block.views[self._index[leaf.name]]
             if not rounded:
@@ -118,7 +169,7 @@ class Int8(RoundedFormat):
             steps = (numbers / scale).round_().clamp_(-INT8_MAX, INT8_MAX)
             target.view(-1).copy_(steps.view(-1)[: view.numel()])
 
-    def decode(self, block: Snapshot, whole: Snapshot) -> None:
+    def read(self, block: Snapshot, whole: Snapshot) -> None:
         for leaf, rounded, view in zip(self.model.leaves, self.rounded, whole.views, strict=True):
             encoded = block.views[self._index[leaf.name]]
             if rounded:
@@ -147,85 +198,6 @@ def check_wire(name: str) -> str:
             hint = "; 'delta' is gone: use 'float32', which is exact, or 'bfloat16', half the bytes"
         raise ValueError(f"wire={name!r}: expected one of {', '.join(WIRES)}{hint}")
     return name
-
-
-def rounded_format(name: str, model: Layout, *, round_buffers: bool) -> RoundedFormat:
-    """The lossy format of that name."""
-    kind = Int8 if name == "int8" else RoundedFormat
-    return kind(model, getattr(torch, name), round_buffers=round_buffers)
-
-
-class RoundingEncoder:
-    """Rounds a model, and decodes the result again to measure the error.
-
-    checks_finite: whether `encode` refuses NaN and infinity in parameters, because the format
-        cannot represent them.
-    """
-
-    def __init__(self, rounded: RoundedFormat):
-        self.layout, self.checks_finite = rounded.layout, rounded.name == "int8"
-        self._format = rounded
-        self._decoded = private_snapshot(rounded.model)
-
-    @classmethod
-    def of(cls, wire: str, model: Layout, *, round_buffers: bool = False) -> RoundingEncoder | None:
-        """The sender's part of a format; None if nothing is encoded."""
-        if wire == "float32":
-            return None
-        return cls(rounded_format(wire, model, round_buffers=round_buffers))
-
-    def encode(self, whole: Snapshot, block: Snapshot) -> tuple[float, float]:
-        """Write the model in `whole` into `block`, with its stamp.
-
-        Returns the largest absolute error, and the relative error of the worst tensor. What cannot
-        be represented is a `ValueError`.
-        """
-        block.begin()
-        self._format.encode(whole, block)
-        self._format.decode(block, self._decoded)
-        originals = compress(whole.views, self._format.rounded)
-        copies = compress(self._decoded.views, self._format.rounded)
-        max_error, relative_error = measure_error(originals, copies)
-        if not math.isfinite(max_error):
-            self._refuse_overflow(whole)
-        checksums = whole.checksums
-        decoded = [*map(checksum, self._decoded.views), checksums[-1]] if checksums else []
-        block.stamp_as(whole, decoded)
-        return max_error, relative_error
-
-    def _refuse_overflow(self, whole: Snapshot) -> None:
-        pairs = zip(whole.views, self._decoded.views, strict=True)
-        for leaf, (sent, decoded) in zip(self._format.model.leaves, pairs, strict=True):
-            lost = int((torch.isfinite(sent) & ~torch.isfinite(decoded)).sum())
-            if lost:
-                largest = float(sent[torch.isfinite(sent)].abs().amax())
-                raise ValueError(
-                    f"send refused: {leaf.name!r} holds {lost} value(s) too large for "
-                    f"wire={self._format.name} (up to {largest:.4g}), and workers keep the "
-                    f"last good version; use {_wider_format(self._format.name)}"
-                )
-
-
-class RoundingDecoder:
-    """Converts a block back to the dtypes of the model."""
-
-    def __init__(self, rounded: RoundedFormat):
-        self.layout = rounded.layout
-        self._format = rounded
-        self._whole = private_snapshot(rounded.model)
-
-    @classmethod
-    def of(cls, wire: str, model: Layout, *, round_buffers: bool = False) -> RoundingDecoder | None:
-        """The receiver's part of a format; None if nothing is encoded."""
-        if wire == "float32":
-            return None
-        return cls(rounded_format(wire, model, round_buffers=round_buffers))
-
-    def whole(self, block: Snapshot) -> Snapshot:
-        """The whole model, with the stamp of the block. It stays valid until the next call."""
-        self._format.decode(block, self._whole)
-        self._whole.stamp_as(block, block.checksums)
-        return self._whole
 
 
 def measure_error(sent: Iterable[Tensor], decoded: Iterable[Tensor]) -> tuple[float, float]:

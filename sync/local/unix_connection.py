@@ -29,11 +29,11 @@ from sync.local.waiting import Watch
 
 HELLO, WELCOME, REFUSED, VERSION, WAKE, CLOSE, DONE, FAIL, LEAVE = range(9)
 
-_HEAD = struct.Struct("<2i6q")  # kind, bytes of text, numbers
+_HEAD = struct.Struct("<i6q")  # kind, numbers; text follows
 _NUMBERS = 6
 TEXT_BYTES = 16 * 1024
-_READ_BYTES = 1 << 16
-_MOST_FDS = 8
+_READ_BYTES = _HEAD.size + TEXT_BYTES
+MOST_FDS = 8
 _CREDENTIALS = struct.Struct("3i")  # pid, user, group
 _BACKLOG = 1024
 _CONNECT_S = 10.0
@@ -58,7 +58,7 @@ class Listener:
     """The sender's socket, to which workers connect at any time."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         name = f"\0lockstep-{secrets.token_hex(16)}"
         self._socket.bind(name)
         self._socket.listen(_BACKLOG)
@@ -108,7 +108,7 @@ class Listener:
 
 def connect(address: Address, worker: int) -> Connection:
     """Connect to the sender as this worker; `ConnectionError` if no sender listens there."""
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connected.settimeout(_CONNECT_S)
         connected.connect(address.name)
@@ -135,7 +135,7 @@ class Connection:
         self.pid = _credentials(connected)[0]
         self.process = Watch(0)
         self.ended = self.has_left = False
-        self._data = bytearray()
+        self.fds: list[int] = []  # those received
 
     @property
     def fd(self) -> int:
@@ -155,54 +155,37 @@ class Connection:
             return
         data = text.encode(errors="backslashreplace")[-TEXT_BYTES:]
         padded = numbers + (0,) * (_NUMBERS - len(numbers))
-        message = _HEAD.pack(kind, len(data), *padded) + data
+        message = _HEAD.pack(kind, *padded) + data
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
             if fds:
                 socket.send_fds(self._socket, [message], fds)
             else:
                 self._socket.send(message)
 
-    def receive(self) -> list[Message]:
-        """The messages that have arrived."""
-        self._read()
+    def receive(self, most_fds: int = 0) -> list[Message]:
+        """The messages that have arrived, whose descriptors are added to `fds`."""
         messages = []
-        while len(self._data) >= _HEAD.size:
-            kind, length, *numbers = _HEAD.unpack_from(self._data)
-            if not 0 <= length <= TEXT_BYTES:  # it does not speak this protocol
-                self._data.clear()
+        while not self.ended:
+            try:
+                if most_fds:
+                    data, fds, _, _ = socket.recv_fds(self._socket, _READ_BYTES, most_fds)
+                    for fd in fds:
+                        os.set_inheritable(fd, False)
+                    self.fds += fds
+                else:
+                    data = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                break
+            except ConnectionError:  # it is raised once, and what had arrived can be read then
+                continue
+            if len(data) < _HEAD.size:  # empty at the end; else it does not speak this protocol
                 self.ended = True
                 break
-            end = _HEAD.size + length
-            if len(self._data) < end:
-                break
-            text = self._data[_HEAD.size : end].decode(errors="replace")
+            kind, *numbers = _HEAD.unpack_from(data)
+            text = data[_HEAD.size :].decode(errors="replace")
             messages.append(Message(kind, tuple(numbers), text))
             self.has_left |= kind == LEAVE
-            del self._data[:end]
         return messages
-
-    def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            try:
-                while part := self._socket.recv(_READ_BYTES):
-                    self._data += part
-                self.ended = True
-            except ConnectionError:
-                self.ended = True
-
-    def receive_with_fds(self) -> tuple[list[Message], list[int]]:
-        """Like `receive`, if the first message may carry descriptors."""
-        try:
-            head, fds, _, _ = socket.recv_fds(self._socket, _HEAD.size, _MOST_FDS)
-        except BlockingIOError:
-            return [], []
-        except ConnectionError:
-            head, fds = b"", []
-        for fd in fds:
-            os.set_inheritable(fd, False)
-        self._data += head
-        self.ended = not head
-        return self.receive(), fds
 
     def close(self) -> None:
         self._socket.close()

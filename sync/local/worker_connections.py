@@ -30,6 +30,7 @@ from sync.local.unix_connection import (
     DONE,
     FAIL,
     LEAVE,
+    MOST_FDS,
     REFUSED,
     WELCOME,
     Address,
@@ -259,7 +260,6 @@ class LocalReceiver(ReceiverChannel):
         super().__init__(handout, layout, worker)
         self._connection: Connection | None = None
         self._fds: list[int] = []  # of the connection, and of the sender's process
-        self._welcome = False
         self._gone = ""
         self._reading = threading.Lock()  # a background thread may read as well
 
@@ -276,7 +276,7 @@ class LocalReceiver(ReceiverChannel):
 
     def open(self) -> None:
         self.close()
-        self._welcome, self._gone = False, ""
+        self._gone = ""
         self._connection = connect(self.handout, self.worker)
         self._connection.watch()
         if self._connection.process.gone:
@@ -297,15 +297,10 @@ class LocalReceiver(ReceiverChannel):
                 self._gone = "the sender is gone"
 
     def _read(self, connection: Connection) -> None:
-        if self._welcome:
-            messages = connection.receive()
-        else:
-            messages, fds = connection.receive_with_fds()
-            if messages and messages[0].kind == WELCOME:
-                self._welcome = True
-                self._map(fds)
-        for message in messages:
-            if message.kind == REFUSED:
+        for message in connection.receive(0 if connection.fds else MOST_FDS):
+            if message.kind == WELCOME:
+                self._map(connection.fds)
+            elif message.kind == REFUSED:
                 self._gone = message.text
             elif message.kind == CLOSE:
                 self._gone = "the sender is gone"

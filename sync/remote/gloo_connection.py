@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from sync.remote.engine import PeerDied
-from sync.remote.pickled_calls import Outcome, Packed, pack, run, tell
+from sync.remote.pickled_calls import CallOutcome, Packed, pack, run, tell
 
 FRAME_BYTES = 4096
 _HEAD = struct.Struct("<4q")  # kind, ticket, bytes of the pickle, number of tensors
@@ -162,7 +162,7 @@ class GlooConnection:
         return memory
 
     def _serve(self, ticket: int, data: bytes, tensors: list[Tensor]) -> None:
-        def answer(done: Future[Outcome]) -> None:
+        def answer(done: Future[CallOutcome]) -> None:
             self._outgoing.put(_Frame(_ANSWER, ticket, done.result().packed()))
 
         run(data, tensors).add_done_callback(answer)

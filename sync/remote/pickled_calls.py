@@ -36,12 +36,14 @@ def unpack(data: bytes, tensors: Sequence[Tensor]) -> Any:
     return pickle.loads(data, buffers=[tensor.numpy() for tensor in tensors])
 
 
-def run(data: bytes, tensors: Sequence[Tensor]) -> Future[Outcome]:
+def run(data: bytes, tensors: Sequence[Tensor]) -> Future[CallOutcome]:
     """Run a call that was packed as (function, args); the future ends when the call does."""
-    ended: Future[Outcome] = Future()
-    outcome = Outcome.of(_run, (data, tensors))
+    ended: Future[CallOutcome] = Future()
+    outcome = CallOutcome.of(_run, (data, tensors))
     if outcome.fine and isinstance(outcome.value, Future):
-        outcome.value.add_done_callback(lambda done: ended.set_result(Outcome.of(done.result, ())))
+        outcome.value.add_done_callback(
+            lambda done: ended.set_result(CallOutcome.of(done.result, ()))
+        )
     else:
         ended.set_result(outcome)
     return ended
@@ -58,7 +60,7 @@ def as_tensor(memory: Any) -> Tensor:
     return tensor_over(array) if array.size else torch.empty(0, dtype=torch.uint8)
 
 
-class Outcome(NamedTuple):
+class CallOutcome(NamedTuple):
     """How a call ended: its result, or its exception and the traceback."""
 
     fine: bool
@@ -66,7 +68,7 @@ class Outcome(NamedTuple):
     traceback: str = ""
 
     @classmethod
-    def of(cls, function: Callable[..., Any], args: Sequence[Any]) -> Outcome:
+    def of(cls, function: Callable[..., Any], args: Sequence[Any]) -> CallOutcome:
         """Call the function; whatever it raises is the caller's to handle."""
         try:
             return cls(True, function(*args))
@@ -86,14 +88,14 @@ class Outcome(NamedTuple):
         try:
             return pack(self)
         except Exception as error:  # noqa: BLE001 - any user's class, whatever is wrong with it
-            return pack(Outcome(False, _portable(error), traceback.format_exc()))
+            return pack(CallOutcome(False, _portable(error), traceback.format_exc()))
 
 
 def tell(future: Future[Any], data: bytes, tensors: Sequence[Tensor], whose: str) -> None:
     """End the caller's future with the outcome that arrived, unless it has ended already."""
     with contextlib.suppress(InvalidStateError):
         try:
-            outcome: Outcome = unpack(data, tensors)
+            outcome: CallOutcome = unpack(data, tensors)
         except Exception as error:  # noqa: BLE001 - its class cannot be loaded here, say
             future.set_exception(error)
         else:

@@ -2,124 +2,116 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sync.local.waiting import wait_for
-from sync.model.block import NEVER
+from sync.channel_interface import APPLIED, JOINED, Answer, ReceiverChannel, SenderChannel
+from sync.model.block import Layout, Snapshot, private_snapshot
 from sync.model.strategy import Weights, refuse_non_finite
 from sync.scheme import WeightSyncScheme
 from sync.schemes import register
-from sync.sender import chosen_workers, is_by_worker
 from sync.sender_form import SenderForm, resolve_model
 from sync.worker_record import SendStats
 
 
+class NoSender(SenderChannel):
+    """Every worker has version 0, without an answer of its own."""
+
+    mechanism = "no weights travel"
+
+    def __init__(self, layout: Layout, num_workers: int):
+        super().__init__(layout, num_workers)
+        self._answers: list[Answer] = []
+
+    def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
+        for worker in workers:
+            self._answers += [Answer(worker, JOINED), Answer(worker, APPLIED, block.version)]
+
+    def poll(self) -> list[Answer]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def fds(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class NoReceiver(ReceiverChannel):
+    """Has version 0, and never another one."""
+
+    _is_taken = False
+
+    def open(self) -> None:
+        self._is_taken = False
+
+    def take(self) -> Snapshot | None:
+        if self._is_taken:
+            return None
+        self._is_taken = True
+        block = private_snapshot(self.layout)
+        block.stamp(0, b"")
+        return block
+
+    def answer(self, answer: Answer) -> None:
+        pass
+
+    def has_news(self) -> bool:
+        return not self._is_taken
+
+    def fds(self) -> list[int]:
+        return []
+
+    def sender_gone(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        pass
+
+
 @register("none", "direct")
 class NoWeightSyncScheme(WeightSyncScheme):
-    """Workers keep the weights they started with: `send` moves nothing, the version stays 0."""
+    """Workers keep the weights they started with: `send` moves nothing, the version stays 0.
 
+    Its sender and receivers have an empty set of weights instead of the model's.
+    """
+
+    sender_channel = NoSender
+    receiver_channel = NoReceiver
     moves_weights = False
+    _of_one_process = (*WeightSyncScheme._of_one_process, "_model")
+    _model: Any = None
 
-    def __init__(self, **options: Any):
-        super().__init__(**options)
-        self._side: str | None = None
-        self._worker_idx: int | None = None
-        self._model: Any = None
-
-    def init_on_sender(self, *, model_id: str | None = None, ctx: Any = None, **given: Any) -> None:
+    def init_on_sender(
+        self, *, model_id: str | None = None, ctx: Any = None, **source: Any
+    ) -> None:
         """Takes the same arguments as every scheme, and checks them."""
-        form = SenderForm.of(model_id=model_id, ctx=ctx, **given)
-        self._side, self._model, self.model_id = "sender", form.source, model_id
-        self._last_version = NEVER
-        self._remember(given.get("context"))
-        self._devices = form.devices
+        form = SenderForm.of(model_id=model_id, ctx=ctx, **source)
+        super().init_on_sender(weights={}, devices=form.devices)
+        self._model, self.model_id = form.source, model_id
+        self._remember(source.get("context"))
 
-    def init_on_receiver(
-        self,
-        *,
-        model_id: str | None = None,
-        context: Any = None,
-        model: Any = None,
-        worker_idx: int | None = None,
-    ) -> None:
-        if model is None and context is not None and (model_id or self.model_id):
-            model = resolve_model(context, model_id or self.model_id or "")
-        if worker_idx is None:
-            worker_idx = getattr(context, "worker_idx", None)
-        self._side, self._model, self._worker_idx = "receiver", model, worker_idx
-        self._last_version = NEVER
-        self._remember(context)
-
-    def connect(self, **how: Any) -> None:
-        """Waits for nothing."""
-        if self._side is None:
-            raise RuntimeError("connect() needs init_on_sender() or init_on_receiver() first")
-        self._last_version = 0
-
-    def send(
-        self,
-        weights: Weights | Mapping[int, Weights] | None = None,
-        worker_ids: int | Sequence[int] | None = None,
-    ) -> None:
-        """Moves nothing; what no scheme could send is refused, such as NaN."""
-        self._publish("send", weights, worker_ids)
-
-    def wait_async(
-        self, timeout: float | None = None, worker_ids: int | Sequence[int] | None = None
-    ) -> None:
-        """Waits for nothing, because nothing is in flight."""
-        self._check_side("wait_async", "sender")
+    def init_on_receiver(self, *, context: Any = None, model: Any = None, **worker: Any) -> None:
+        super().init_on_receiver(context=context, model={}, **worker)
+        if model is None and context is not None and self.model_id:
+            model = resolve_model(context, self.model_id)
+        self._model = model
 
     def _publish(
         self, call: str, weights: Any, worker_ids: Any, *, wait: bool = False
     ) -> list[int]:
-        self._check_side(call, "sender")
-        workers = chosen_workers(worker_ids, self.num_workers)
-        if is_by_worker(weights):
-            addressed = chosen_workers(weights, self.num_workers)
-            if worker_ids is not None and workers != addressed:
-                raise ValueError(
-                    f"worker_ids={worker_ids} and weights for workers {addressed} disagree"
-                )
+        """Publish nothing; what no scheme could send is refused, such as NaN."""
+        self._need_sender(call).addressees(weights, worker_ids)
         if self._model is not None:
             refuse_non_finite(self.strategy.flatten(self._model), self.check_finite)
-        return workers
+        return []  # the workers to wait for
 
-    def _check_side(self, call: str, side: str) -> None:
-        if self._side != side:
-            own = f"a {self._side}" if self._side else "not initialised"
-            raise RuntimeError(f"{call} is for a {side}, but this scheme is {own}")
-
-    def receive(self, timeout: float | None = None) -> None:
-        """Returns None: no version ever arrives."""
-        self._check_side("receive", "receiver")
-        return None
-
-    def has_news(self) -> bool:
-        """False: no version ever arrives."""
-        return False
-
-    def wait_for_news(self, timeout: float, fds: Collection[int] = ()) -> bool:
-        """Sleep until one of `fds` is readable, or the time is over."""
-        deadline = time.monotonic() + timeout
-        while not wait_for(fds, deadline - time.monotonic()) and time.monotonic() < deadline:
-            continue  # it looks for at most so long at a time
-        return False
-
-    def news_fds(self) -> list[int]:
-        """Empty: no version ever arrives."""
-        return []
-
-    def sleeping(self) -> contextlib.AbstractContextManager[None]:
-        """Does nothing."""
-        return contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[int]:
-        yield self.version
+    def wait_async(
+        self, timeout: float | None = None, worker_ids: int | Sequence[int] | None = None
+    ) -> None:
+        """Returns at once: nothing is on its way."""
+        self._need_sender("wait_async").chosen(worker_ids)
 
     @property
     def model(self) -> Any:
@@ -129,17 +121,8 @@ class NoWeightSyncScheme(WeightSyncScheme):
     def weights(self) -> Any:
         return None if self._model is None else self.strategy.extract_weights(self._model)
 
-    @property
-    def worker_idx(self) -> int | None:
-        return self._worker_idx
-
-    @property
-    def addressed(self) -> dict[int, int]:
-        return self.acknowledged
-
-    @property
-    def acknowledged(self) -> dict[int, int]:
-        return dict.fromkeys(range(self.num_workers), self.version)
+    def apply_weights(self, weights: Weights, inplace: bool = True) -> None:
+        self.strategy.apply_weights(self._model, weights, inplace)
 
     @property
     def send_stats(self) -> SendStats:
@@ -150,43 +133,3 @@ class NoWeightSyncScheme(WeightSyncScheme):
         nothing = SendStats()
         summary = {"version": self.version, **nothing.summary(), "wire": nothing.wire_summary()}
         return {**summary, "moved": {}, "workers": {}}
-
-    @property
-    def mechanism(self) -> str:
-        return "no weights travel"
-
-    @property
-    def verified_calls(self) -> int:
-        return 0
-
-    @property
-    def links(self) -> dict[int, Any]:
-        return {}
-
-    def describe_worker(self, worker_idx: int, label: str) -> None:
-        """Checks the number; no error is raised about a worker."""
-        self._check_side("describe_worker", "sender")
-        self.check_worker(worker_idx)
-
-    @property
-    def initialized_on_sender(self) -> bool:
-        return self._side == "sender"
-
-    @property
-    def initialized_on_receiver(self) -> bool:
-        return self._side == "receiver"
-
-    @property
-    def synchronized_on_sender(self) -> bool:
-        return self._side == "sender" and self.version != NEVER
-
-    @property
-    def synchronized_on_receiver(self) -> bool:
-        return self._side == "receiver" and self.version != NEVER
-
-    def shutdown(self) -> None:
-        """Release the model; a second call does nothing."""
-        self._side, self._model, self._devices = None, None, ()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_side": None, "_model": None}

@@ -15,7 +15,7 @@
 | `ray` | once into the object store, and once from there to each node; up to 96 KiB in the call |
 
 `remote/remote_sender.py` keeps the next version while one is in flight, and `remote/inbox.py` is
-the worker's half. The engines are `remote/gloo.py`, `remote/rpc.py` and `remote/ray.py`.
+the worker's half. The engines are beside them: `gloo_engine.py`, `rpc_engine.py`, `ray_engine.py`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
 
 @register("distributed")
 class DistributedWeightSyncScheme(RemoteWeightSyncScheme):
-    """Over torch.distributed; the engine is a `sync.remote.gloo.DistributedEngine`.
+    """Over torch.distributed; the engine is a `sync.remote.gloo_engine.DistributedEngine`.
 
     backend: "gloo", the only one that can tell one peer's failure from another's.
     """
@@ -97,9 +97,9 @@ class DistributedWeightSyncScheme(RemoteWeightSyncScheme):
 
 @register("rpc")
 class RPCWeightSyncScheme(RemoteWeightSyncScheme):
-    """Over torch.distributed.rpc; the engine is a `sync.remote.rpc.RPCEngine`."""
+    """Over torch.distributed.rpc; the engine is a `sync.remote.rpc_engine.RPCEngine`."""
 
 
 @register("ray")
 class RayWeightSyncScheme(RemoteWeightSyncScheme):
-    """Over Ray actors; the engine is a `sync.remote.ray.RayEngine`."""
+    """Over Ray actors; the engine is a `sync.remote.ray_engine.RayEngine`."""

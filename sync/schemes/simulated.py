@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sync.channel_interface import APPLIED, JOINED, Answer, ReceiverChannel, SenderChannel, now_ns
-from sync.effects.rounding import RoundingDecoder
+from sync.effects.rounding import RoundedFormat
 from sync.model.binding import Binding
 from sync.model.block import Layout, Snapshot
 from sync.model.strategy import Weights
@@ -86,9 +86,9 @@ class SimulatedWeightSyncScheme(WeightSyncScheme):
         layout = self._layout
         assert layout is not None, "init_on_sender() comes first"
         binding = Binding(model, self.strategy, layout)
-        decoder = RoundingDecoder.of(self.wire, layout, round_buffers=self.round_buffers)
+        decoder = RoundedFormat.of(self.wire, layout, round_buffers=self.round_buffers)
 
         def load(block: Snapshot) -> None:
-            binding.load(block if decoder is None else decoder.whole(block))
+            binding.load(block if decoder is None else decoder.decode(block))
 
         return load

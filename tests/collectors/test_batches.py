@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.data.batch import Trajectories, WorkerBatch, assemble, buffer_for, frames_of
+from collectors.data.batch import TrajectoryNumbers, WorkerBatch, assemble, buffer_for, frames_of
 from collectors.rollout.frame_block import (
     ALIGNMENT,
     FrameLayout,
@@ -62,7 +62,7 @@ def blocks(draw):
 def test_each_environments_frames_come_first_and_in_order(made):
     frames, steps = made
     total = frames.layout.num_steps
-    filled = filled_of(frames, steps, 1, 4, Trajectories(1, 2))
+    filled = filled_of(frames, steps, 1, 4, TrajectoryNumbers(1, 2))
     batch = assemble([filled])
     assert batch.batch_size == (frames.layout.num_envs, total)
     assert frames_of(batch) == int(frames.live[:steps].sum())
@@ -94,11 +94,11 @@ def test_each_environments_frames_come_first_and_in_order(made):
 @given(made=blocks())
 def test_a_batch_in_used_memory_says_the_same(made):
     frames, steps = made
-    buffer = buffer_for([filled_of(frames, steps, 0, 0, Trajectories())])
+    buffer = buffer_for([filled_of(frames, steps, 0, 0, TrajectoryNumbers())])
     for tensor in buffer.values():
         tensor.fill_(1)
     fresh, reused = (
-        assemble([filled_of(frames, steps, 0, 0, Trajectories())], buffer=memory)
+        assemble([filled_of(frames, steps, 0, 0, TrajectoryNumbers())], buffer=memory)
         for memory in (None, buffer)
     )
     assert same_bits(fresh, reused)
@@ -108,8 +108,8 @@ def test_workers_lie_one_below_the_other_and_short_ones_are_padded():
     ones = block(2, 3, np.ones((3, 2), bool), np.zeros((3, 2), bool))
     others = block(1, 5, np.ones((5, 1), bool), np.zeros((5, 1), bool))
     parts = [
-        filled_of(ones, 3, 0, 0, Trajectories(0, 2)),
-        filled_of(others, 4, 1, 2, Trajectories(1, 2)),
+        filled_of(ones, 3, 0, 0, TrajectoryNumbers(0, 2)),
+        filled_of(others, 4, 1, 2, TrajectoryNumbers(1, 2)),
     ]
     batch = assemble(parts)
     assert batch["collector", "mask"].sum(1).tolist() == [3, 3, 4]

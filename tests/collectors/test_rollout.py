@@ -12,16 +12,16 @@ from torch import nn
 
 from collectors.options.rollout_options import RolloutOptions
 from collectors.rollout.frame_block import allocate, map_blocks
-from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller
+from collectors.rollout.rollout import Rollout
 from collectors.rollout.seeds import Seeds, untouched_streams
 from collectors.rollout.spaces import is_reserved
-from collectors.weights.receiver import WeightReceiver
+from collectors.weights.rollout_weights import RolloutWeights
 from tests.collectors.support import NUM_ACTIONS, CodeEnv, CodePolicy, make_env
 
 
-class Waiting(WeightReceiver):
+class Waiting(RolloutWeights):
     """Version 1 has come by the first step."""
 
     def __init__(self, policy: nn.Module):
@@ -70,7 +70,7 @@ class Remembering(Drawing):
 def rollout_of(policy, kind="one", weights=None, make=None, **options):
     environments = make_environments(make or (lambda: make_env(kind)))
     acting = PolicyCaller(policy, environments.observations)
-    return Rollout(environments, acting, weights or WeightReceiver(), Seeds(0), **options)
+    return Rollout(environments, acting, weights or RolloutWeights(), Seeds(0), **options)
 
 
 def collected(rollout, steps=6):

@@ -27,7 +27,7 @@ import pytest
 import torch
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from collectors.workers.start_process import sigint_blocked
+from collectors.workers.process_lifetime import sigint_blocked
 from tests.collectors.support import MULTI
 from tests.collectors.troubled import Mishap, Plain, Troubled, is_gone, make, pids, wait_until
 
@@ -417,7 +417,7 @@ def test_a_collector_is_neither_copied_nor_pickled(duplicate):
 LISTENING = """
 import signal
 from multiprocessing import forkserver
-from collectors.workers.start_process import context
+from collectors.workers.process_lifetime import context
 
 if __name__ == "__main__":
     process = context("forkserver").Process(target=int)

@@ -11,7 +11,7 @@ from mypy import api
 
 import collectors
 from collectors import MultiCollector
-from collectors.options.collector_options import Options
+from collectors.options.collector_options import CollectorOptions
 
 LOCAL = ("Collector", "MultiSyncCollector", "MultiAsyncCollector", "MultiCollector")
 REMOTE = {
@@ -26,7 +26,7 @@ def test_help_shows_every_option(name):
     collector = getattr(collectors, name)
     shown = inspect.signature(collector).parameters
     assert list(shown)[:2] == ["create_env_fn", "policy"]
-    assert {*Options.__dataclass_fields__, *REMOTE.get(name, ())} <= set(shown)
+    assert {*CollectorOptions.__dataclass_fields__, *REMOTE.get(name, ())} <= set(shown)
     assert shown["copy"].default is True
     text = pydoc.plain(pydoc.render_doc(collector))
     assert re.search(r"frames_per_batch: '?Count \| Sequence\[Count\]'? = 200", text)

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from collectors.data.batch import Trajectories, split
+from collectors.data.batch import TrajectoryNumbers, split
 
 
 def batch_of(starts, ends, lengths=None, *, first=0, numbering=None):
     """A batch whose frames are numbered, with these starts and ends [environments, time]."""
     starts, ends = torch.tensor(starts).bool(), torch.tensor(ends).bool()
-    numbering = numbering or Trajectories()
+    numbering = numbering or TrajectoryNumbers()
     rows, steps = starts.shape
     mask = torch.ones(rows, steps, dtype=torch.bool)
     for row, length in enumerate(lengths or []):
@@ -46,7 +46,7 @@ def batch_of(starts, ends, lengths=None, *, first=0, numbering=None):
     worker=st.integers(0, 2),
 )
 def test_numbers_change_at_starts_only_and_are_those_of_no_other_worker(blocks, worker):
-    numbering, seen, current = Trajectories(worker, 3), set(), [None] * 3
+    numbering, seen, current = TrajectoryNumbers(worker, 3), set(), [None] * 3
     for block in blocks:
         starts = np.array(block, bool).reshape(len(block), 3)
         ids = numbering.number(starts)
@@ -64,7 +64,7 @@ def test_numbers_change_at_starts_only_and_are_those_of_no_other_worker(blocks, 
 
 @pytest.mark.parametrize("under_way", [True, False])
 def test_numbering_goes_on_where_it_was(under_way):
-    first, second = Trajectories(), Trajectories()
+    first, second = TrajectoryNumbers(), TrajectoryNumbers()
     ids = first.number(np.array([[True, True], [False, True]]))
     second.load_state_dict(first.state_dict(), under_way=under_way)
     following = second.number(np.zeros((1, 2), bool))
@@ -72,7 +72,7 @@ def test_numbering_goes_on_where_it_was(under_way):
 
 
 def test_new_environments_begin_new_trajectories():
-    numbering = Trajectories()
+    numbering = TrajectoryNumbers()
     assert numbering.number(np.zeros((2, 2), bool)).tolist() == [[0, 1], [0, 1]]
     numbering.restart()
     assert numbering.number(np.zeros((1, 2), bool)).tolist() == [[2, 3]]

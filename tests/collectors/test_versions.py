@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import torch
 
-from collectors.weights.chain import Chain
+from collectors.weights.outer_versions import Chain
 
 
 def test_stamps_get_the_outer_version_that_held_their_weights():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import run
-from lockstep_check.check import Result, check
+from lockstep_check.check import CheckResult, check
 from lockstep_check.rules import Limit
 
 SMALL = [
@@ -31,7 +31,7 @@ CHECKED = {
 }
 
 
-def traced(place: Path, *overrides: str, limit: int | None = None) -> Result:
+def traced(place: Path, *overrides: str, limit: int | None = None) -> CheckResult:
     assert run.main([*SMALL, f"hydra.run.dir={place}", *overrides]) == 0
     return check(place / "events.jsonl", Limit(limit))
 

@@ -60,11 +60,11 @@ def test_an_error_in_own_code_shows_where_it_is_once(collector, capsys):
     assert lines[0].startswith("lockstep: failed: ")
     assert sum("own_code.py" in line and "in _explode" in line for line in lines) == 1
     assert sum("ZeroDivisionError: the goal is where the agent is" in line for line in lines) == 1
-    assert not any("rollout/loop.py" in line for line in lines)
+    assert not any("rollout/rollout.py" in line for line in lines)
     assert len(lines) < 14
     assert lines[-1] == f"lockstep: the traceback is in {Path('run/traceback.txt').absolute()}"
     whole = Path("run/traceback.txt").read_text()
-    assert "rollout/loop.py" in whole
+    assert "rollout/rollout.py" in whole
 
 
 def test_a_callback_that_fails_shows_its_own_lines(capsys):

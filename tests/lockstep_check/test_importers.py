@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep_check.__main__ import main
-from lockstep_check.check import Result, check
+from lockstep_check.check import CheckResult, check
 from lockstep_check.events import TraceError
 from lockstep_check.importers import IMPORTERS, write
 from lockstep_check.rules import Limit
@@ -21,12 +21,12 @@ AGE = "age within the limit"
 CONSERVED = "made = trained + dropped + in flight"
 
 
-def imported(source: str, directory: Path, tmp_path: Path, limit: int) -> Result:
+def imported(source: str, directory: Path, tmp_path: Path, limit: int) -> CheckResult:
     write(source, directory, tmp_path / "events.jsonl")
     return check(tmp_path / "events.jsonl", Limit(limit))
 
 
-def holds(result: Result) -> list[str]:
+def holds(result: CheckResult) -> list[str]:
     return [finding.rule.name for finding in result.findings if finding.holds]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_check.check import Result, check
+from lockstep_check.check import CheckResult, check
 from lockstep_check.rules import RULES, Limit
 from tests.lockstep_check.traces import (
     Event,
@@ -26,11 +26,11 @@ SAMPLE: Event = {"worker": 1, "sample": 3}
 UNMADE: Event = {"worker": 1, "sample": 50}
 
 
-def run(path: Path, events: list[Event], limit: Limit = LIMIT) -> Result:
+def run(path: Path, events: list[Event], limit: Limit = LIMIT) -> CheckResult:
     return check(write(path / "events.jsonl", events), limit)
 
 
-def verdicts(result: Result) -> dict[str, str]:
+def verdicts(result: CheckResult) -> dict[str, str]:
     return {finding.rule.name: finding.verdict for finding in result.findings}
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lockstep_conformance import __main__ as command
-from lockstep_conformance.checks import Trial, check_lag_zero
+from lockstep_conformance.checks import NumberedSystem, check_lag_zero
 from lockstep_conformance.lockstep import train
 from lockstep_conformance.protocol import Tally
 from sync import SharedMemWeightSyncScheme
@@ -71,13 +71,13 @@ def test_a_trainer_at_lag_zero_is_compared_with_the_synchronous_one(numbers, ver
         asked.append(asynchronous)
         return next(runs)
 
-    (finding,) = check_lag_zero(Trial(None, 1, train), 0.0).values()
+    (finding,) = check_lag_zero(NumberedSystem(None, 1, train), 0.0).values()
     assert (finding["verdict"], finding["text"]) == (verdict, text)
     assert asked == [False, False, True][: len(asked)]
 
 
 def test_without_such_a_trainer_nothing_is_compared():
-    (finding,) = check_lag_zero(Trial(None, 1), 0.0).values()
+    (finding,) = check_lag_zero(NumberedSystem(None, 1), 0.0).values()
     assert finding["verdict"] == "not offered"
 
 

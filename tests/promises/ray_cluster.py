@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from sync.remote.ray import use_token_authentication
+from sync.remote.ray_engine import use_token_authentication
 
 ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = {

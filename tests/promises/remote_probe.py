@@ -33,7 +33,11 @@ SCHEMES: dict[str, type[WeightSyncScheme]] = {
     "ray": RayWeightSyncScheme,
 }
 ENGINES = {"distributed": "DistributedEngine", "rpc": "RPCEngine"}
-MODULES = {"distributed": "sync.remote.gloo", "rpc": "sync.remote.rpc", "ray": "sync.remote.ray"}
+MODULES = {
+    "distributed": "sync.remote.gloo_engine",
+    "rpc": "sync.remote.rpc_engine",
+    "ray": "sync.remote.ray_engine",
+}
 START_S = 110.0
 RAY_START_S = 240.0  # for actors of a cluster that has just been started, where others run too
 
@@ -138,7 +142,9 @@ class Peers:
 
     def _process(self, peer: int) -> Any:
         ctx = multiprocessing.get_context("forkserver")
-        ctx.set_forkserver_preload(["torch", "tests.promises.remote_probe", "sync.remote.rpc"])
+        ctx.set_forkserver_preload(
+            ["torch", "tests.promises.remote_probe", "sync.remote.rpc_engine"]
+        )
         args = (self.module, peer, self.engine.port, {"timeout": START_S, **self._options})
         process = ctx.Process(target=self._target, args=args, daemon=True)
         process.start()

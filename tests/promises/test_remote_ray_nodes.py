@@ -62,7 +62,7 @@ def test_collectors_are_spread_over_the_nodes(nodes):
 
 
 def test_a_node_that_is_lost_is_named_and_the_other_goes_on(nodes):
-    from sync.remote.ray import RayEngine
+    from sync.remote.ray_engine import RayEngine
     from tests.promises.probe import VersionPolicy
 
     both, second = nodes

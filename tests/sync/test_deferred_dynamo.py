@@ -15,7 +15,7 @@ for code in sys.argv[1:]:
         os._exit(0)
     os.waitpid(child, 0)
 """
-MODULES = ["sync", "sync.remote.rpc", "collectors.workers.worker_loop", "collectors.single"]
+MODULES = ["sync", "sync.remote.rpc_engine", "collectors.workers.worker_loop", "collectors.single"]
 LOADED = "import sys, {module}; print('{module}', 'torch._dynamo' in sys.modules)\n"
 MARKED = """
 import importlib.util, tensordict.utils

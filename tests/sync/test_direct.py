@@ -69,7 +69,7 @@ def test_a_receiver_may_find_its_model_in_a_context():
         def get_model(self, model_id):
             return {"policy": self.model}[model_id]
 
-    scheme = NoWeightSyncScheme()
+    scheme = pickle.loads(pickle.dumps(scheme_of(policy(1))))
     context = Context(policy(2))
     scheme.init_on_receiver(model_id="policy", context=context)
     assert scheme.model is context.model
@@ -83,7 +83,7 @@ def test_a_mix_that_any_scheme_refuses_is_refused():
 
 
 def test_connect_needs_a_side():
-    with pytest.raises(RuntimeError, match=r"connect\(\) needs init_on_sender"):
+    with pytest.raises(RuntimeError, match=r"connect is for a receiver: call it between init_on"):
         NoWeightSyncScheme().connect()
 
 
@@ -99,7 +99,7 @@ def test_stats_say_that_nothing_was_sent():
     assert (scheme.stats["moved"], scheme.stats["workers"]) == ({}, {})
     assert (scheme.verified_calls, scheme.links) == (0, {})
     scheme.describe_worker(1, "the second")
-    with pytest.raises(ValueError, match="has workers 0 to 1"):
+    with pytest.raises(ValueError, match="no worker 2, only 0 to 1"):
         scheme.describe_worker(2, "the third")
 
 
@@ -124,22 +124,18 @@ def test_what_no_scheme_could_send_is_refused():
             send({0: policy(1)}, worker_ids=1)
         send({0: policy(1)}, worker_ids=0)
         send(worker_ids=1)
-    with pytest.raises(
-        RuntimeError, match="receive is for a receiver, but this scheme is a sender"
-    ):
+    with pytest.raises(RuntimeError, match="receive is for a receiver: call it between init_on"):
         scheme.receive()
     scheme.shutdown()
-    with pytest.raises(
-        RuntimeError, match="send is for a sender, but this scheme is not initialised"
-    ):
+    with pytest.raises(RuntimeError, match="send is for the sender: call it between init_on"):
         scheme.send()
 
 
 def test_a_receiver_sends_nothing():
-    scheme = NoWeightSyncScheme()
+    scheme = pickle.loads(pickle.dumps(scheme_of(policy(1))))
     scheme.init_on_receiver(model=policy(1), worker_idx=0)
     for call in (scheme.send, scheme.send_async, scheme.wait_async):
-        with pytest.raises(RuntimeError, match="is for a sender, but this scheme is a receiver"):
+        with pytest.raises(RuntimeError, match="is for the sender: call it between init_on_sender"):
             call()
 
 
@@ -163,3 +159,10 @@ def test_weights_that_are_not_finite_are_refused_as_by_schemes_that_send_them():
             send()
     scheme.check_finite = False
     scheme.send()
+
+
+def test_a_scheme_that_was_shut_down_holds_no_model():
+    scheme = scheme_of(policy(1))
+    scheme.connect()
+    scheme.shutdown()
+    assert (scheme.model, scheme.version, scheme.num_workers) == (None, 0, 0)

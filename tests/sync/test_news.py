@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import pytest
@@ -115,7 +116,11 @@ def test_news_is_for_receivers_between_init_and_shutdown(kind):
 
 
 def test_without_synchronisation_there_is_never_news():
-    scheme = NoWeightSyncScheme()
+    sender = NoWeightSyncScheme()
+    sender.init_on_sender(model=policy(1), devices=["cpu"])
+    scheme = copy.deepcopy(sender)
+    scheme.init_on_receiver(model=policy(1), worker_idx=0)
+    scheme.connect(background=False)
     bell = Doorbell()
     bell.ring()
     assert not scheme.has_news()

@@ -344,7 +344,7 @@ def no_descriptors_for_a_while(handed, model):
         scheme.send_async(policy(2))
         scheme.send_async(policy(3))  # it waits, so the service thread polls
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        knocking = socket.socket(socket.AF_UNIX)
+        knocking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         resource.setrlimit(resource.RLIMIT_NOFILE, (knocking.fileno(), hard))
         knocking.connect(scheme._handout.name)
         knocking.settimeout(20)

@@ -179,10 +179,14 @@ class Memory(File):
 
 
 class Stream(File):
-    """One end of a connection: bytes, and descriptors that travel with them, in order."""
+    """One end of a connection: bytes, and descriptors that travel with them, in order.
+
+    packets: whether what is sent at once is received at once.
+    """
 
     def __init__(self, kernel: Kernel, pid: int, capacity: int):
         super().__init__(kernel)
+        self.packets = False
         self.peer: Stream | None = None
         self.peer_pid = 0
         self.pid = pid
@@ -212,7 +216,7 @@ class Stream(File):
         if peer is None or peer.closed:
             raise BrokenPipeError(errno.EPIPE, "broken pipe")
         room = peer.capacity - peer.inbox_bytes
-        if room <= 0:
+        if room <= 0 or (self.packets and room < len(data)):
             raise BlockingIOError(errno.EAGAIN, "full")
         data = data[:room]
         peer.last_ns = max(peer.last_ns, self.kernel.now_ns + self.kernel.latency_ns())
@@ -222,6 +226,9 @@ class Stream(File):
         return len(data)
 
     def receive(self, most: int) -> tuple[bytes, list[File]]:
+        if self.packets and self.reset and self.end_ns <= self.kernel.now_ns:
+            self.reset = False  # as Linux does: before what had arrived
+            raise ConnectionResetError(errno.ECONNRESET, "reset")
         if not (self.inbox and self.inbox[0][0] <= self.kernel.now_ns):
             if self.inbox or self.end_ns > self.kernel.now_ns:
                 raise BlockingIOError(errno.EAGAIN, "empty")
@@ -231,7 +238,7 @@ class Stream(File):
             return b"", []
         at_ns, data, files = self.inbox.popleft()
         count = min(most, len(data))
-        if count > 1 and self.kernel.splits():
+        if count > 1 and not self.packets and self.kernel.splits():
             count = self.kernel.random.randrange(1, count)
         if count < len(data):
             self.inbox.appendleft((at_ns, data[count:], []))

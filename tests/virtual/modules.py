@@ -28,7 +28,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import collectors.rollout.shared_counters
-import collectors.workers.start_process
+import collectors.workers.process_lifetime
 import collectors.workers.worker_loop
 import sync.channel_interface
 import sync.local.memory
@@ -309,6 +309,7 @@ class Socket:
         if listening is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
         near, far = k.pair(self._process.pid, listening.pid, 1 << 18)
+        near.packets = far.packets = True
         at_ns = k.now_ns + k.latency_ns()
         k.times.add(at_ns)
         far.last_ns = at_ns
@@ -697,7 +698,7 @@ STANDS: dict[str, Stand] = {
     "select": Stand(select, "POLLIN POLLOUT", poll=Poll),
     "socket": Stand(
         socket,
-        "AF_UNIX SOCK_STREAM SOL_SOCKET SO_PEERCRED",
+        "AF_UNIX SOCK_SEQPACKET SOL_SOCKET SO_PEERCRED",
         socket=Socket,
         socketpair=socketpair,
         send_fds=send_fds,

@@ -41,7 +41,7 @@ class Occurrence:
 POOL = "collectors/workers/pool.py"
 HANDLE = "collectors/workers/process_handle.py"
 LOOP = "collectors/workers/worker_loop.py"
-START = "collectors/workers/start_process.py"
+START = "collectors/workers/process_lifetime.py"
 PIPE = "collectors/workers/pipe.py"
 TURNS = "collectors/workers/turns.py"
 BOARD = "sync/schemes/shared_mem.py"
@@ -89,9 +89,9 @@ OCCURRENCES = [
                "self._publish(self._plan([worker], None), self.version + 1)"),
     Occurrence("a worker refuses a version", "sync/receiver.py", "self.reported_error = error"),
     Occurrence("a service thread sends what waits", "sync/sender.py", "self._sender.serve_once()"),
-    Occurrence("a policy call is taken back", "collectors/rollout/loop.py",
+    Occurrence("a policy call is taken back", "collectors/rollout/rollout.py",
                "self._first[1].resume()"),
-    Occurrence("a batch waits for its version", "collectors/weights/receiver.py",
+    Occurrence("a batch waits for its version", "collectors/weights/rollout_weights.py",
                "before = scheme.version"),
     # connections
     Occurrence("a worker leaves its scheme", CONNECTIONS,

@@ -24,7 +24,7 @@ def a_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     if not needs or importlib.util.find_spec("ray") is None:
         yield
         return
-    from sync.remote.ray import use_token_authentication
+    from sync.remote.ray_engine import use_token_authentication
 
     use_token_authentication()
     import ray

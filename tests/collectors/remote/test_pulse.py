@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from collectors.remote import host
-from collectors.remote.base import RemoteCollector
+from collectors.remote.remote_collector import RemoteCollector
 from collectors.remote.remote_handle import Launcher
 from sync import RPCWeightSyncScheme, WorkerRaised
 from tests.collectors.remote.support import host_pids

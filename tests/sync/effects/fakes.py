@@ -59,7 +59,7 @@ class FakeReceiver(ReceiverChannel):
 
     def take(self):
         block = self._inbox.pop(0) if self._inbox else None
-        return block if block is None or self._decoder is None else self._decoder.whole(block)
+        return block if block is None or self._decoder is None else self._decoder.decode(block)
 
     def answer(self, answer):
         self._sender.said.append(answer)

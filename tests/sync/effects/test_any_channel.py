@@ -8,7 +8,7 @@ import torch
 from sync import WIRES, Layout, Link
 from sync.channel_interface import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
 from sync.effects.pipeline import Parcel, Pipeline
-from sync.effects.rounding import RoundingDecoder, RoundingEncoder
+from sync.effects.rounding import RoundedFormat
 from sync.effects.slow_link import SlowLinkSender
 from tests.sync.effects.fakes import FakeReceiver, FakeSender
 
@@ -29,7 +29,7 @@ class Core:
     """Does with the outermost channel what a sender and its receivers do."""
 
     def __init__(self, wire, has_link, clock):
-        encoder, self.wire, self.clock = RoundingEncoder.of(wire, LAYOUT), wire, clock
+        encoder, self.wire, self.clock = RoundedFormat.of(wire, LAYOUT), wire, clock
         self.mechanism = FakeSender(encoder.layout if encoder else LAYOUT, NUM_WORKERS)
         self.channel = self.mechanism
         if has_link:
@@ -39,7 +39,7 @@ class Core:
         self.last, self.version, self.heard = {}, -1, []
 
     def receiver(self, worker):
-        receiver = FakeReceiver(self.mechanism, worker, RoundingDecoder.of(self.wire, LAYOUT))
+        receiver = FakeReceiver(self.mechanism, worker, RoundedFormat.of(self.wire, LAYOUT))
         receiver.open()
         return receiver
 

@@ -15,7 +15,7 @@ from sync import (
     WeightSyncScheme,
 )
 from sync.effects.pipeline import Parcel, Pipeline
-from sync.effects.rounding import RoundingEncoder, check_wire, measure_error, rounded_format
+from sync.effects.rounding import RoundedFormat, check_wire, measure_error
 from sync.model.block import private_snapshot
 from tests.sync.effects.fakes import FakeSender
 from tests.sync.remote.support import joined
@@ -198,7 +198,7 @@ def test_rounding_wires_bring_buffers_as_they_are_unless_they_are_to_be_rounded(
 @pytest.mark.parametrize("wire", LOSSY)
 def test_an_encoded_version_has_the_publish_time_of_its_original(wire):
     layout = Layout.of({"weight": torch.zeros(20, 10)})
-    encoder = RoundingEncoder.of(wire, layout)
+    encoder = RoundedFormat.of(wire, layout)
     pipeline = Pipeline(FakeSender(encoder.layout, 1), layout, encoder=encoder)
     block = pipeline.free_block([])
     block.stamp(0, b"", published_ns=12_345)
@@ -211,12 +211,12 @@ def test_int8_rounds_to_127ths_of_the_largest_number_of_each_block():
     numbers[:3] = torch.tensor([127.0, -64.4, 0.4])
     numbers[64:] = torch.tensor([0.1, -2.54, 1.0, 0.011, -0.009, 0.0])
     model = Layout.of({"numbers": numbers})
-    format_ = rounded_format("int8", model, round_buffers=False)
+    format_ = RoundedFormat.of("int8", model)
     whole, arrived = private_snapshot(model), private_snapshot(model)
     block = private_snapshot(format_.layout)
     whole.views[0].copy_(numbers)
-    format_.encode(whole, block)
-    format_.decode(block, arrived)
+    format_.write(whole, block)
+    format_.read(block, arrived)
     expected = torch.zeros(70)
     expected[:2] = torch.tensor([127.0, -64.0])  # steps of 1
     expected[64:] = torch.tensor([0.1, -2.54, 1.0, 0.02, 0.0, 0.0])  # of 0.02
@@ -232,7 +232,7 @@ def test_numbers_that_are_not_finite_have_no_part_in_the_measured_error():
 def test_a_row_of_four_numbers_has_a_scale_of_its_own_and_shorter_ones_share():
     for shape, scales in (((5, 4), 5), ((5, 3), 1), ((2, 2, 2), 2), ((100,), 2)):
         model = Layout.of({"rows": torch.zeros(shape)})
-        leaves = rounded_format("int8", model, round_buffers=False).layout.leaves
+        leaves = RoundedFormat.of("int8", model).layout.leaves
         (scale,) = (leaf for leaf in leaves if leaf.name.endswith("(scale)"))
         assert scale.shape == (scales, 1)
 
@@ -240,10 +240,10 @@ def test_a_row_of_four_numbers_has_a_scale_of_its_own_and_shorter_ones_share():
 def test_int8_divides_no_numbers_by_zero():
     tiny = torch.full((8, 8), 1e-45)  # its scale would underflow
     model = Layout.of({"zeros": torch.zeros(8, 8), "tiny": tiny})
-    format_ = rounded_format("int8", model, round_buffers=False)
+    format_ = RoundedFormat.of("int8", model)
     whole, block = private_snapshot(model), private_snapshot(format_.layout)
     whole.views[1].copy_(tiny)
-    format_.encode(whole, block)
+    format_.write(whole, block)
     scales = [
         view
         for leaf, view in zip(format_.layout.leaves, block.views, strict=True)

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from sync.remote.pickled_calls import Outcome, pack, unpack
+from sync.remote.pickled_calls import CallOutcome, pack, unpack
 
 
 def sent(thing):
@@ -62,7 +62,7 @@ def test_what_is_raised_comes_back_with_its_traceback():
         raise ValueError(f"bad {number}")
 
     future: Future = Future()
-    sent(Outcome.of(fail, (7,))).tell(future, "peer 1")
+    sent(CallOutcome.of(fail, (7,))).tell(future, "peer 1")
     with pytest.raises(ValueError, match="bad 7") as raised:
         future.result()
     assert "in peer 1:\nTraceback" in raised.value.__notes__[0]
@@ -78,11 +78,11 @@ def test_an_exception_that_cannot_travel_is_told_in_words():
         raise Awkward(1, 2)
 
     future: Future = Future()
-    sent(Outcome.of(fail, ())).tell(future, "peer 1")
+    sent(CallOutcome.of(fail, ())).tell(future, "peer 1")
     with pytest.raises(RuntimeError, match="Awkward: 1 and 2"):
         future.result()
 
 
 def test_a_result_that_cannot_travel_is_an_error():
-    packed = Outcome(True, (number for number in range(3))).packed()
+    packed = CallOutcome(True, (number for number in range(3))).packed()
     assert not unpack(packed.data, packed.tensors).fine

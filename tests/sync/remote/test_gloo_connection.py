@@ -18,8 +18,8 @@ import torch
 from torch.distributed import HashStore
 
 from sync.remote.engine import PeerDied
-from sync.remote.gloo import DistributedEngine
 from sync.remote.gloo_connection import _ALIVE, GlooConnection, _Frame, _spare, make_group
+from sync.remote.gloo_engine import DistributedEngine
 from tests.promises.probe import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -216,7 +216,7 @@ def test_a_call_that_never_ends_does_not_keep_the_interpreter():
     program = """
 import threading, time
 from torch.distributed import HashStore
-from sync.remote.gloo import DistributedEngine
+from sync.remote.gloo_engine import DistributedEngine
 from sync.remote.gloo_connection import GlooConnection, make_group
 store, ends = HashStore(), {}
 def make(rank):

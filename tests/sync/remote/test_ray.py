@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from sync.remote import ray
+from sync.remote import ray_engine
 from sync.remote.engine import PeerDied
-from sync.remote.ray import use_token_authentication
+from sync.remote.ray_engine import use_token_authentication
 
 VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -63,7 +63,7 @@ def test_a_mode_that_is_set_is_kept(joins):
 
 
 def test_a_place_without_an_actor_cannot_be_called_and_says_so(monkeypatch):
-    monkeypatch.setattr(ray, "is_connected", lambda: True)
-    engine = ray.RayEngine([None])
+    monkeypatch.setattr(ray_engine, "is_connected", lambda: True)
+    engine = ray_engine.RayEngine([None])
     with pytest.raises(PeerDied, match="peer 0 is gone: there is no such actor"):
         engine.call(0, abs, -1).result(0)

@@ -11,7 +11,7 @@ import warnings
 import psutil
 import pytest
 
-from sync.remote import rpc
+from sync.remote import gloo_engine, rpc_engine
 from sync.remote.addresses_and_stores import address_towards, interface_of, is_loopback, open_store
 from tests.promises.probe import wait_until
 from tests.promises.remote_probe import ENGINES, MODULES, Peers
@@ -107,15 +107,14 @@ def test_a_peer_that_finds_somebody_else_gives_up_in_time(module, stranger):
     [(1.0, "did not meet it within 1 s"), (60.0, "was gone before it met it")],
 )
 def test_a_peer_that_is_not_met_says_whether_there_was_time(timeout, says):
-    from sync.remote import gloo
 
-    trainer = [gloo.DistributedEngine(1, timeout=60.0)]
+    trainer = [gloo_engine.DistributedEngine(1, timeout=60.0)]
     port = trainer[0].port
     ends = threading.Timer(2.0, trainer.clear)
     ends.start()
     try:
         with pytest.raises(ConnectionError, match=rf"peer 1: the trainer at .* {says}"):
-            gloo.serve(1, port=port, timeout=timeout)
+            gloo_engine.serve(1, port=port, timeout=timeout)
     finally:
         ends.join()
 
@@ -173,7 +172,7 @@ def test_rpc_says_at_once_that_no_other_process_can_take_the_place_of_a_peer():
     try:
         peers.processes[0].kill()
         wait_until(lambda: peers.engine.gone(0) is not None)
-        assert not rpc._watched_by  # nothing is left of its connection
+        assert not rpc_engine._watched_by  # nothing is left of its connection
         with pytest.raises(ConnectionError, match=r"peer 0 \(peer0\) .* use DistributedEngine"):
             peers.engine.admit(0)
     finally:

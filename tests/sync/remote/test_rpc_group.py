@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import PrefixStore
 from torch.distributed import rpc as torch_rpc
 
-from sync.remote.rpc import RPCEngine
+from sync.remote.rpc_engine import RPCEngine
 from tests.promises.remote_probe import Peers
 
 GROUP = "rpc_prefix_0"

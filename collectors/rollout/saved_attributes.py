@@ -40,7 +40,7 @@ _LEFT_OUT = (
 )
 
 
-class PolicyState:
+class SavedAttributes:
     """Saves what has changed in a policy since this object was made."""
 
     def __init__(self, policy: Any):

@@ -20,7 +20,7 @@ from collectors import (
     RecordedSchedule,
     SimulatedCollector,
 )
-from collectors.rollout.policy_state import restored, saved
+from collectors.rollout.saved_attributes import restored, saved
 
 STEPS = 25
 

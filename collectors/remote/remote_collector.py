@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from collectors.base import BaseCollector
-from collectors.data.batch import Trajectories
+from collectors.data.batch import TrajectoryNumbers
 from collectors.options.collector_options import (
     ASYNC,
     NEVER_DONE,
@@ -20,6 +20,7 @@ from collectors.options.collector_options import (
     check_graphs,
     per_worker,
     share_frames,
+    takes,
 )
 from collectors.options.remote_options import (
     RemoteArguments,
@@ -29,7 +30,6 @@ from collectors.options.remote_options import (
     spread,
     taken,
 )
-from collectors.options.signatures import takes
 from collectors.remote.remote_handle import Launcher, RemoteHandle
 from collectors.weights.model_ids import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
@@ -155,7 +155,7 @@ class RemoteCollector(BaseCollector):
             spec.policy_factory = factory
             spec.policy = None if factory is not None else _on_cpu(policy)
         return [
-            RemoteHandle(i, spec, Trajectories(i, n), self.launcher, self.publisher)
+            RemoteHandle(i, spec, TrajectoryNumbers(i, n), self.launcher, self.publisher)
             for i, spec in enumerate(specs)
         ]
 

@@ -11,7 +11,7 @@ from sync import WeightSyncScheme
 from sync.local.waiting import wait_for
 
 
-class WeightReceiver:
+class RolloutWeights:
     """Source of a rollout's weights: for a policy without weights, or with the trainer's own.
 
     `version` is that of the weights in use.
@@ -48,7 +48,7 @@ class WeightReceiver:
         """End the connection to the sender."""
 
 
-class SchemeReceiver(WeightReceiver):
+class SchemeWeights(RolloutWeights):
     """Takes versions from schemes, one for each model. `version` is that of the policy's scheme."""
 
     def __init__(self, schemes: Mapping[str, WeightSyncScheme], base: int = 0):

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from collectors.options.check_types import check_fields
-from collectors.options.collector_options import per_worker
+from collectors.options.collector_options import per_worker, takes
 from collectors.options.remote_options import RemoteArguments, taken
-from collectors.options.signatures import takes
-from collectors.remote.base import RemoteCollector
+from collectors.remote.remote_collector import RemoteCollector
 from collectors.remote.remote_handle import Launcher
 from collectors.workers.handle import CannotReplace
 from sync import RayWeightSyncScheme
-from sync.remote.ray import LEFT, RayEngine, is_connected, use_token_authentication
+from sync.remote.ray_engine import LEFT, RayEngine, is_connected, use_token_authentication
 
 MAX_CONCURRENCY = 16  # calls that an actor serves at a time, beside those for its workers
 TRY_S = 45.0  # how long Ray tries once to reach a cluster

@@ -28,7 +28,7 @@ from typing import Any
 from torch import Tensor
 
 from sync.remote.engine import Engine, PeerDied
-from sync.remote.pickled_calls import Outcome
+from sync.remote.pickled_calls import CallOutcome
 
 _IN_TASK_BYTES = 96 << 10  # Ray puts an argument of more than 100 KiB into the store, each time
 
@@ -118,10 +118,10 @@ class RayEngine(Engine):
         """Nothing to end: actors and cluster are their owner's."""
 
 
-def _run(actor: Any, function: Callable[..., Any], *args: Any) -> Outcome:
-    outcome = Outcome.of(function, args)
+def _run(actor: Any, function: Callable[..., Any], *args: Any) -> CallOutcome:
+    outcome = CallOutcome.of(function, args)
     if outcome.fine and isinstance(outcome.value, Future):
-        return Outcome.of(outcome.value.result, ())
+        return CallOutcome.of(outcome.value.result, ())
     return outcome
 
 

@@ -40,7 +40,7 @@ from sync.remote.addresses_and_stores import (
 )
 from sync.remote.engine import PeerDied
 from sync.remote.inbox import close_all
-from sync.remote.pickled_calls import Outcome, pack, run, tell
+from sync.remote.pickled_calls import CallOutcome, pack, run, tell
 from sync.remote.rpc_group import await_group, has_come, join, name_of
 
 _TRAINER = "trainer"
@@ -164,7 +164,7 @@ def serve(
 ) -> str:
     """Be peer number `peer` of the trainer at `host:port` until it closes or is gone; says which.
 
-    The arguments are those of `gloo.serve`.
+    The arguments are those of `gloo_engine.serve`.
     """
     store = find_store(host, port, timeout, peer)
     address = address or address_towards(host, port)
@@ -199,7 +199,7 @@ def serve(
 def _run(data: bytes, *tensors: Tensor) -> torch.futures.Future[Any]:
     replied: torch.futures.Future[Any] = torch.futures.Future()
 
-    def reply(done: Future[Outcome]) -> None:
+    def reply(done: Future[CallOutcome]) -> None:
         packed = done.result().packed()
         replied.set_result((packed.data, *packed.tensors))
 

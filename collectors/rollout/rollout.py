@@ -8,7 +8,7 @@ for each step:  handle messages, take new weights
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,16 +20,15 @@ from torch import Tensor
 from collectors.options.rollout_options import RolloutOptions, interaction_type
 from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
-from collectors.rollout.history import History
 from collectors.rollout.policy import (
     ACTION,
     IS_INIT,
-    NEXT,
     PolicyCaller,
     exploring,
     shown,
 )
-from collectors.rollout.policy_state import PolicyState
+from collectors.rollout.recurrent_state import RecurrentState
+from collectors.rollout.saved_attributes import SavedAttributes
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.rollout.shared_counters import (
     ACTING,
@@ -45,8 +44,8 @@ from collectors.rollout.shared_counters import (
     VERSION,
     SharedCounters,
 )
-from collectors.rollout.spaces import Key, is_reserved, key_of, name_of
-from collectors.weights.receiver import WeightReceiver
+from collectors.rollout.spaces import Key, is_reserved
+from collectors.weights.rollout_weights import RolloutWeights
 
 RANDOM_VERSION = -1
 Array = np.ndarray[Any, Any]
@@ -69,7 +68,7 @@ class Rollout:
         self,
         environments: Environments,
         acting: PolicyCaller | None,
-        weights: WeightReceiver,
+        weights: RolloutWeights,
         seeds: Seeds,
         options: RolloutOptions = RolloutOptions(),  # noqa: B008 - immutable
         *,
@@ -78,15 +77,12 @@ class Rollout:
         counters: SharedCounters | None = None,
         poll_control: Callable[[], bool] | None = None,
     ):
-        on_update = options.state_on_update
-        if on_update != "keep" and not (acting and acting.state_keys):
-            raise ValueError(
-                f"state_on_update={on_update!r} is for a policy that carries state: it returns "
-                "('next', key) for a key that it takes, and this policy does not"
-            )
         self.environments = environments
         self.acting = acting
-        self.policy_state = PolicyState(None if acting is None else acting.policy)
+        keys = [] if acting is None else acting.state_keys
+        num_envs, on_update = environments.num_envs, options.state_on_update
+        self.state = RecurrentState(keys, num_envs, on_update, self._call)
+        self.attributes = SavedAttributes(None if acting is None else acting.policy)
         self.weights = weights
         if acting is not None:
             acting.call = weights.watched(acting.call)
@@ -100,8 +96,6 @@ class Rollout:
         self.layout: FrameLayout | None = None
         self.frames: FrameBlock | None = None  # the current block
         self.t = 0  # its current row
-        self.state: dict[Key, Tensor] = {}
-        self.history = History(environments.num_envs) if on_update == "recompute" else None
         # The policy's outputs for the next row, and the random streams before it was called.
         self._first: tuple[dict[Key, Tensor], Streams] | None = None
         self._observed = [leaf.key for leaf in environments.observations]
@@ -141,7 +135,7 @@ class Rollout:
             self.environments.cut(self.frames, self.t, seeds, which)
         else:
             self.environments.reset(seeds, which)
-        self._clear_state(which)
+        self.state.clear(which)
 
     def lose(self) -> None:
         """After an error, discard the last block; the next one starts new episodes."""
@@ -171,19 +165,17 @@ class Rollout:
 
     def _first_outputs(self) -> dict[Key, Tensor]:
         """The policy's state and its outputs for the first step, which show their shapes."""
-        acting = self.acting
-        if acting is None:
+        if self.acting is None:
             return {}
         self.counters[STAGE] = COMPILING if self.options.compile_policy else ACTING
         rows = [torch.from_numpy(array) for array in self.environments.current]
-        fresh = self.environments.fresh
+        starts = self.environments.fresh
         with torch.no_grad(), exploring(self.exploration):
             self._use(self.weights.version)
             streams = Streams()
-            if acting.state_keys and not self.state:
-                self.state = self._initial_state(acting, rows)
-            given = {key: value.clone() for key, value in self.state.items()}
-            outputs = acting(self._inputs(acting, rows, given, fresh))
+            self.state.begin(rows, starts)
+            state = {key: value.clone() for key, value in self.state.values.items()}
+            outputs = self._call(rows, state, starts)
         _check_unchanged(rows)
         self._check(outputs)
         self._outputs = outputs.keys()
@@ -191,22 +183,13 @@ class Rollout:
             streams.resume()
         else:
             self._first = outputs, streams
-        return {**self.state, **outputs}
+        return {**self.state.values, **outputs}
 
-    def _initial_state(self, acting: PolicyCaller, rows: Sequence[Tensor]) -> dict[Key, Tensor]:
-        """Zeros of the shapes that the policy returns when it is given no state."""
-        streams = Streams()
-        nothing: dict[Key, Any] = dict.fromkeys(acting.state_keys)
-        try:
-            outputs = acting(self._inputs(acting, rows, nothing, self.environments.fresh))
-        except Exception as error:
-            error.add_note(
-                f"the policy was called once with None (with a TensorDict: without an entry) to "
-                f"find the shape of {shown(acting.state_keys)}; it should then start with zeros"
-            )
-            raise
-        streams.resume()
-        return {key: torch.zeros_like(outputs[(NEXT, *key)]) for key in acting.state_keys}
+    def _discard_first(self) -> None:
+        """Forget the call of the policy that showed its outputs, and take back its draws."""
+        if self._first is not None:
+            self._first[1].resume()
+            self._first = None
 
     def _check(self, outputs: dict[Key, Tensor]) -> None:
         count = self.environments.num_envs
@@ -248,7 +231,7 @@ class Rollout:
             try:
                 self._run(frames)
                 self.counters[STAGE] = HANDING_OVER
-                self.policy_state.check_buffers()
+                self.attributes.check_buffers()
                 _check_unchanged(frames.observation_rows[0])
                 _check_numbers(frames, self.t, environments, self.seeds)
             except BaseException:
@@ -258,8 +241,8 @@ class Rollout:
                 self.frames = None
         steps = self.t
         environments.end(frames, steps)
-        if self.history is not None:
-            self.history.trim()
+        if self.state.history is not None:
+            self.state.history.trim()
         if self.options.set_truncated and steps:
             self._truncate(frames, steps - 1)
         self.counters[STEPS] += 1
@@ -269,7 +252,7 @@ class Rollout:
         """The hot loop."""
         environments, weights, counters = self.environments, self.weights, self.counters
         counters[VERSION] = weights.version
-        self.policy_state.mark_buffers()
+        self.attributes.mark_buffers()
         while self.t < frames.layout.num_steps:
             t = self.t
             if environments.halting and environments.halted.all():
@@ -285,11 +268,11 @@ class Rollout:
             if self.acting is None or self.random_frames > 0:
                 self._act_randomly(frames, t)
             else:
-                self._act(self.acting, frames, t)
+                self._act(frames, t)
             counters[STAGE] = STEPPING
             count = environments.step(frames, t)
-            if self.state and frames.is_init[t + 1].any():
-                self._clear_state(frames.is_init[t + 1])
+            if self.state.values and frames.is_init[t + 1].any():
+                self.state.clear(frames.is_init[t + 1])
             self.random_frames = max(0, self.random_frames - count)
             counters[FRAMES] += count
             counters[STEPS] += 1
@@ -299,30 +282,9 @@ class Rollout:
         """Note the version that the policy is called with from here on."""
         if version != self._used_version:
             self._used_version = self.counters[VERSION] = version
-            self.policy_state.mark_buffers()
+            self.attributes.mark_buffers()
             self._discard_first()  # computed with older weights
-            if self.options.state_on_update == "zero":
-                self._clear_state(None)
-            elif self.history is not None and self.state:
-                self._recompute_state(self.history)
-
-    def _discard_first(self) -> None:
-        """Forget the call of the policy that showed its outputs, and take back its draws."""
-        if self._first is not None:
-            self._first[1].resume()
-            self._first = None
-
-    def _recompute_state(self, history: History) -> None:
-        """The state as it would be if the current episodes had begun with the present weights."""
-        assert self.acting is not None
-        streams = Streams()
-        for step in history.steps:
-            self._zero_state(step.zeroed)
-            inputs = self._inputs(self.acting, step.observations, self.state, step.is_init)
-            outputs = self.acting(inputs)
-            self.state = {key: outputs[(NEXT, *key)] for key in self.acting.state_keys}
-        self._zero_state(history.zeroed)
-        streams.resume()
+            self.state.update()
 
     def _act_randomly(self, frames: FrameBlock, t: int) -> None:
         frames.actions[t] = self.random_actions.sample()
@@ -330,17 +292,17 @@ class Rollout:
             output[t].zero_()
         frames.version[t] = RANDOM_VERSION
 
-    def _act(self, acting: PolicyCaller, frames: FrameBlock, t: int) -> None:
+    def _act(self, frames: FrameBlock, t: int) -> None:
         """Call the policy for row `t`, and write its outputs into the block."""
         targets = frames.output_rows[t]
-        for key, value in self.state.items():  # now: the policy may write into its state
+        rows, starts = frames.observation_rows[t], frames.is_init[t]
+        for key, value in self.state.values.items():  # now: the policy may write into its state
             _write(key, targets[key], value)
         if self._first is not None:
             outputs, _ = self._first
             self._first = None
         else:
-            rows, starts = frames.observation_rows[t], frames.is_init[t]
-            outputs = acting(self._inputs(acting, rows, self.state, starts))
+            outputs = self._call(rows, self.state.values, starts)
         if outputs.keys() != self._outputs:
             raise ValueError(
                 f"the policy returned {shown(outputs)}, but {shown(self._outputs)} at its first "
@@ -352,36 +314,20 @@ class Rollout:
             outputs[ACTION] = action.reshape(target.shape)
         for key, value in outputs.items():
             _write(key, targets[key], value)
-        self.state = {key: outputs[(NEXT, *key)] for key in acting.state_keys}
-        if self.history is not None:
-            self.history.add(frames.observation_rows[t], frames.is_init[t])
+        self.state.follow(outputs, rows, starts)
         frames.version[t] = self._used_version
 
-    def _inputs(
-        self, acting: PolicyCaller, rows: Sequence[Tensor], state: dict[Key, Tensor], starts: Array
-    ) -> Sequence[Tensor]:
-        """The policy's inputs in its own order: observations, state, whether an episode starts."""
-        if acting.in_keys == self._observed:
-            return rows
-        known = {**dict(zip(self._observed, rows, strict=True)), **state}
-        if IS_INIT in acting.in_keys:
-            known[IS_INIT] = torch.from_numpy(starts)
-        return [known[key] for key in acting.in_keys]
-
-    def _clear_state(self, which: Array | None) -> None:
-        """Begin with a state of zero in these environments, or in all."""
-        if self.history is not None:
-            self.history.zero(which)
-        self._zero_state(which)
-
-    def _zero_state(self, which: Array | None) -> None:
-        for key, value in self.state.items():
-            if which is None:
-                self.state[key] = torch.zeros_like(value)
-            else:
-                mask = torch.from_numpy(which).to(value.device)
-                mask = mask.reshape(-1, *[1] * (value.ndim - 1))
-                self.state[key] = value.masked_fill(mask, 0)
+    def _call(
+        self, rows: Sequence[Tensor], state: Mapping[Key, Any], starts: Array
+    ) -> dict[Key, Tensor]:
+        """The policy's outputs; its inputs in its own order are among these."""
+        assert self.acting is not None
+        if self.acting.in_keys == self._observed:
+            return self.acting(rows)
+        inputs = {**dict(zip(self._observed, rows, strict=True)), **state}
+        if IS_INIT in self.acting.in_keys:
+            inputs[IS_INIT] = torch.from_numpy(starts)
+        return self.acting([inputs[key] for key in self.acting.in_keys])
 
     def attribute(self, name: str) -> Any:
         """An attribute of the environments."""
@@ -396,9 +342,8 @@ class Rollout:
             "used_version": self._used_version,
             "actions": self.random_actions.np_random.bit_generator.state,
             "environments": self.environments.state_dict() if self._begun else {},
-            "state": {name_of(key): value.clone() for key, value in self.state.items()},
-            "policy": self.policy_state.state_dict(),
-            "history": None if self.history is None else self.history.state_dict(),
+            "policy": self.attributes.state_dict(),
+            **self.state.state_dict(),
         }
 
     def load_state_dict(
@@ -416,7 +361,7 @@ class Rollout:
         self._used_version = int(state["used_version"])
         self.random_actions.np_random.bit_generator.state = state["actions"]
         # Run directories of earlier versions have no "policy", and no "attributes" of members.
-        lost = self.policy_state.load_state_dict(state["policy"]) if "policy" in state else []
+        lost = self.attributes.load_state_dict(state["policy"]) if "policy" in state else []
         needs_weights = self.apply_at == "episode" and state["begun"]
         goes_on = goes_on and (has_weights or not needs_weights)
         if self.frames is not None or not goes_on:
@@ -427,12 +372,7 @@ class Rollout:
         restored = Restored(True, [])
         if self._begun:
             restored = self.environments.load_state_dict(state["environments"])
-        saved = {key_of(name): value.clone() for name, value in state["state"].items()}
-        self.state = saved or self.state
-        if not restored.under_way or not saved:
-            self._clear_state(None)
-        elif self.history is not None:
-            self.history.load_state_dict(state["history"])
+        self.state.load_state_dict(state, under_way=restored.under_way)
         return Restored(restored.under_way, [*lost, *restored.lost])
 
     def _truncate(self, frames: FrameBlock, t: int) -> None:

@@ -23,13 +23,12 @@ from collectors.base import BaseCollector, ends_on_interrupt
 from collectors.data.batch import WorkerBatch
 from collectors.in_process import InProcessPool, InProcessWorker, closed_on_error
 from collectors.options.check_types import is_list
-from collectors.options.collector_options import SIMULATED, share_frames, steps_of
-from collectors.options.signatures import Arguments, takes
+from collectors.options.collector_options import SIMULATED, Arguments, share_frames, steps_of, takes
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.policy import PolicyCaller, shift_worker
 from collectors.schedule.recording import PlannedBatch, RecordedSchedule
 from collectors.simulation.simulator import Simulator
-from collectors.simulation.virtual_weights import PlannedReceiver, Versions, random_steps
+from collectors.simulation.virtual_weights import PlannedWeights, Versions, random_steps
 from collectors.weights.model_ids import copied
 from collectors.weights.publisher import Publisher
 from sync import SimulatedWeightSyncScheme
@@ -112,7 +111,7 @@ class VirtualPool(InProcessPool):
                 )
             policy, load = self.versions.copy()
             shift_worker(policy, index)
-            receiver = PlannedReceiver(self.versions, load, index)
+            receiver = PlannedWeights(self.versions, load, index)
             worker = InProcessWorker(
                 environments,
                 PolicyCaller(policy, environments.observations, options, device=self._device),
@@ -172,7 +171,7 @@ class VirtualPool(InProcessPool):
     def _begin(self, worker: InProcessWorker, plan: PlannedBatch) -> None:
         """Have the worker take the versions that the plan says, at its steps."""
         receiver, rollout = worker.receiver, worker.rollout
-        assert isinstance(receiver, PlannedReceiver)
+        assert isinstance(receiver, PlannedWeights)
         rollout.t = 0
         receiver.begin(plan.versions)
         if rollout.apply_at != "episode":

@@ -1,4 +1,4 @@
-"""What is kept of current episodes: a recurrent policy's calls, and actions to replay."""
+"""What is kept of current episodes: the state of a recurrent policy, and actions to replay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from collectors.rollout.episode_replay import EpisodeReplay
-from collectors.rollout.history import History
+from collectors.rollout.recurrent_state import History
 
 
 def called(history: History) -> list[float]:
