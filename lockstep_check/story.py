@@ -30,7 +30,7 @@ class Published(NamedTuple):
 
 
 @dataclass(eq=False)
-class Sample:
+class TracedSample:
     """What one worker made, and what became of it."""
 
     worker: int
@@ -109,12 +109,12 @@ class Story:
         self.dropped = 0
         self.lost = 0  # in flight at a resume
         self.resumed = 0
-        self.in_flight: dict[tuple[int, int], Sample] = {}
+        self.in_flight: dict[tuple[int, int], TracedSample] = {}
         self.most_in_flight = 0
-        self.sample: Sample | None = None
-        self.closed: list[Sample] = []
+        self.sample: TracedSample | None = None
+        self.closed: list[TracedSample] = []
         self.trouble = ""
-        self._training: deque[Sample] = deque()
+        self._training: deque[TracedSample] = deque()
         self._numbers: dict[int, Numbers] = {}
 
     def take_in(self, event: Event) -> None:
@@ -152,7 +152,7 @@ class Story:
             if self._was_closed(key):
                 self.trouble = f"acts for {_named(key)}, which is finished"
                 return
-            sample = self.in_flight[key] = Sample(*key)
+            sample = self.in_flight[key] = TracedSample(*key)
             self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         elif sample.update is not None:
             self.trouble = f"acts for {sample}, on which update {sample.update} trains"
@@ -214,7 +214,7 @@ class Story:
 
     # -- samples
 
-    def _find(self, event: Event, what: str) -> Sample | None:
+    def _find(self, event: Event, what: str) -> TracedSample | None:
         key = event["worker"], event["sample"]
         sample = self.in_flight.get(key)
         if sample is None:
@@ -232,13 +232,13 @@ class Story:
         while self._training:
             self._close(self._training.popleft())
 
-    def _close(self, sample: Sample) -> None:
+    def _close(self, sample: TracedSample) -> None:
         self.closed.append(sample)
         del self.in_flight[sample.worker, sample.number]
         self._numbers.setdefault(sample.worker, Numbers()).add(sample.number)
 
 
-def _length(event: Event, sample: Sample) -> int:
+def _length(event: Event, sample: TracedSample) -> int:
     length: int | None = event.get("length")
     return sample.made if length is None else length
 

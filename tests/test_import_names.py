@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("sync", "collectors", "harness", "hydra_plugins", "lockstep_check")
 PACKAGES += ("lockstep_conformance", "lockstep_trl")
-LEFT = {"Difference", "Layout", "Progress", "Run", "Sample", "Trial", "Verdict"}  # in harness/
 
 
 def error_of(module: str, *, first: Path) -> str:
@@ -53,5 +52,5 @@ def test_a_class_name_occurs_once_in_all_packages():
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
-    twice = {name: files for name, files in places.items() if len(files) > 1 and name not in LEFT}
+    twice = {name: files for name, files in places.items() if len(files) > 1}
     assert twice == {}

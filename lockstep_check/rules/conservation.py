@@ -6,7 +6,7 @@ trained on again. miles 2589: groups whose requests were aborted at a version bu
 
 from __future__ import annotations
 
-from lockstep_check.rules.rule import Event, Limit, Rule, Sample, Story
+from lockstep_check.rules.rule import Event, Limit, Rule, Story, TracedSample
 
 KEPT_UPDATES = 100_000
 
@@ -72,7 +72,7 @@ class Conservation(Rule):
         counted = self._delivered.get(event["update"])
         self._before = None if counted is None else counted - story.delivered
 
-    def on_closed(self, sample: Sample, story: Story) -> str | None:
+    def on_closed(self, sample: TracedSample, story: Story) -> str | None:
         if sample.update is not None and sample.dropped >= sample.made > 0:
             return f"{sample} is trained on in update {sample.update}, and was dropped as a whole"
         return None

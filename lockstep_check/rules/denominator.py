@@ -6,7 +6,7 @@ takes log-probabilities and, without vLLM, uses them for nothing. verl 7196: a b
 
 from __future__ import annotations
 
-from lockstep_check.rules.rule import Rule, Sample, Story
+from lockstep_check.rules.rule import Rule, Story, TracedSample
 
 TOLERANCE = 1e-4  # relative: the same numbers, added in another order
 
@@ -18,7 +18,7 @@ class Denominator(Rule):
     needs = "log-probabilities in its acts and trains"
     advice = "Train with the log-probabilities that the worker sent, or name the other objective."
 
-    def on_closed(self, sample: Sample, story: Story) -> str | None:
+    def on_closed(self, sample: TracedSample, story: Story) -> str | None:
         acted = sample.logprob
         if acted is None or sample.dropped:
             return None

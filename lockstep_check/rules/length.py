@@ -6,7 +6,7 @@ AReaL 1736: versions were aligned with tokens, and masks with the tokens that fo
 
 from __future__ import annotations
 
-from lockstep_check.rules.rule import Event, Rule, Sample, Story
+from lockstep_check.rules.rule import Event, Rule, Story, TracedSample
 
 
 class Length(Rule):
@@ -33,7 +33,7 @@ class Length(Rule):
             self.judged += 1
         return None
 
-    def on_closed(self, sample: Sample, story: Story) -> str | None:
+    def on_closed(self, sample: TracedSample, story: Story) -> str | None:
         for epoch, length in sorted(sample.trained.items()):
             if sample.made and length + sample.dropped != sample.made:
                 dropped = f", {sample.dropped} dropped" if sample.dropped else ""

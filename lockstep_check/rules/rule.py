@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lockstep_check.events import Event
-from lockstep_check.story import Sample, Story
+from lockstep_check.story import Story, TracedSample
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Rule:
         self.limit = limit
         self.judged = 0
 
-    def on_closed(self, sample: Sample, story: Story) -> str | None:
+    def on_closed(self, sample: TracedSample, story: Story) -> str | None:
         """A sample was trained on or dropped as a whole."""
         return None
 
