@@ -53,4 +53,4 @@ class Rule:
         return True
 
 
-__all__ = ["Event", "Limit", "Rule", "Sample", "Story"]
+__all__ = ["Event", "Limit", "Rule", "Story", "TracedSample"]
