@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -353,13 +354,22 @@ def read_values(sweep: Path, settings: Mapping[str, Options]) -> pd.DataFrame:
     rows = []
     for run, options in done["options"].items():
         scores = scores_of(of_run[run], float(done.loc[run, "summary.gradient_steps"]))
+        seed = seed_of(options, done.loc[run, "manifest"])
         for name, setting in settings.items():
             if all(equal(value, options.get(key)) for key, value in setting.items()):
-                rows.append({"setting": name, "seed": int(options["seed"]), **scores})
+                rows.append({"setting": name, "seed": seed, **scores})
     if not rows:
         raise ValueError(f"{sweep}: no finished run has a setting of this study")
     values = pd.DataFrame(rows).set_index(["setting", "seed"]).sort_index()
     return values.assign(collapsed=collapsed(values))
+
+
+def seed_of(options: Options, manifest: Mapping[str, Any]) -> int:
+    """The seed of a run, or that of the parent of a branch."""
+    if branch := manifest.get("branch"):
+        (seed,) = re.findall(r"seed=(\d+)", Path(branch["parent"]).name)
+        return int(seed)
+    return int(options["seed"])
 
 
 def scores_of(records: pd.DataFrame, total_steps: float) -> dict[str, float]:
@@ -534,17 +544,24 @@ def text(estimate: Estimate) -> str:
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
+def seed_range(text: str) -> range:
+    """`1-20` has both ends."""
+    first, last = map(int, text.split("-"))
+    return range(first, last + 1)
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("sweep", type=Path, help="the directory of its sweep")
-    parser.add_argument("--seeds", help="other seeds than the design's, as 101-102: for pilots")
+    parser.add_argument(
+        "--seeds", type=seed_range, help="other seeds than the design's, as 101-102: for pilots"
+    )
     parser.add_argument("--figure", type=Path, help="where to write it, as .png")
     arguments = parser.parse_args(argv)
     study = STUDIES[arguments.study]
     if arguments.seeds:
-        first, last = map(int, arguments.seeds.split("-"))
-        study = study._replace(seeds=range(first, last + 1))
+        study = study._replace(seeds=arguments.seeds)
     try:
         values = read_values(arguments.sweep, study.settings)
         print("\n".join(lines(study, values)))

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from docs.findings import lag_studies
+from docs.findings import ages_warm, lag_studies
 from docs.findings.lag_studies import Claim, Study
 from tests.docs.test_studies import composed_jobs
 
@@ -145,6 +145,22 @@ def test_the_sweep_of_a_study_has_its_settings_and_no_others(study):
     assert len(jobs) == len(
         {tuple(sorted(s.items())) for s in lag_studies.STUDIES[study].settings.values()}
     )
+
+
+def test_each_setting_with_claims_is_a_branch_of_the_on_policy_run():
+    changes = ages_warm.arms()
+    assert len(changes) == 14
+    assert ["collector.frames_per_batch=16384"] in changes
+    assert ["algo.objective=vespo", "sync.lag=63"] in changes
+    (job,) = (job for job in composed_jobs("ages") if job.point == ages_warm.FRESH_POINT)
+    fresh = lag_studies.STUDIES["ages"].settings[lag_studies.FRESH]
+    assert all(lag_studies.equal(x, OmegaConf.select(job, key)) for key, x in fresh.items())
+
+
+def test_the_seed_of_a_branch_is_its_parents():
+    parent = {"branch": {"parent": "outputs/ages/point=0,seed=7"}}
+    assert lag_studies.seed_of({"seed": 65799401}, parent) == 7
+    assert lag_studies.seed_of({"seed": 3}, {}) == 3
 
 
 @pytest.mark.parametrize("study", lag_studies.STUDIES)
