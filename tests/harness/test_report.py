@@ -19,7 +19,7 @@ import pytest
 from harness.report import main
 from harness.report.document import _provenance, _what_was_run
 from harness.report.drawing import LONGEST_LABEL, shown
-from harness.report.pages import Table, plain
+from harness.report.pages import MOST_ITEMS, Table, plain, to_text
 from harness.report.runs import read_runs
 from harness.report.scores import WANTED, analyse
 from harness.report.settings import arrange
@@ -155,6 +155,7 @@ def test_every_number_is_in_a_csv(report):
     summary = json.loads((report.parent / "sync=hogwild,seed=1" / "summary.json").read_text())
     own = next(run for run in runs if run["run"].endswith("sync=hogwild,seed=1"))
     assert float(own["eval/return"]) == summary["eval/return"]
+    assert own["seed"] == "1"
     assert {row["measure"] for row in rows(report, "results.csv")} == {
         *("mean", "median", "iqm", "gap")
     }
@@ -286,6 +287,15 @@ def test_markdown_shows_text_as_it_is():
     assert plain("1. x") == r"1\. x"
     assert plain("-99.5") == "-99.5"
     assert plain("<b>\n& x") == "&lt;b&gt; &amp; x"
+
+
+@pytest.mark.parametrize(("more", "rest"), [(0, []), (1, ["and 1 more, in the report"])])
+def test_a_terminal_has_the_first_items_and_rows_and_the_number_of_the_others(more, rest):
+    items = [f"item {n}" for n in range(MOST_ITEMS + more)]
+    lines = [*items[:MOST_ITEMS], *rest]
+    assert to_text([items]).splitlines() == [f"- {line}" for line in lines]
+    table = Table(["of"], [[item] for item in items])
+    assert to_text([table], most_rows=MOST_ITEMS).splitlines() == ["of", *lines]
 
 
 def test_cells_are_no_formulas():

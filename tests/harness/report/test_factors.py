@@ -11,7 +11,7 @@ import pytest
 
 from harness.files import read_json, write_json
 from harness.report import figures, main
-from harness.report.design import Design, make_design
+from harness.report.design import Design, _short, make_design
 from harness.report.figures import positions
 from harness.report.runs import read_runs
 from harness.report.scores import ACTING, WANTED, Report, analyse
@@ -74,6 +74,13 @@ def test_lines_are_called_by_words_and_by_the_flags_that_are_set(sweep):
     design = design_of(sweep, hue="algo.objective+algo.vtrace")
     assert design.lines == ["behaviour", "behaviour · vtrace", "decoupled"]
     assert design.values == ["0", "1", "16"]
+
+
+def test_an_option_without_a_group_is_called_by_its_name():
+    names = ("total_frames", "env.kwargs.sutton", "algo.vtrace", "algo.objective")
+    assert _short(names, ("100", "true", "false", "behaviour")) == (
+        "total_frames=100 · sutton · behaviour"
+    )
 
 
 def test_every_setting_is_in_its_place_with_the_mean_over_its_seeds(sweep):
