@@ -167,6 +167,13 @@ def test_runs_of_one_name_in_an_export_of_a_wandb_chart_are_all_read(tmp_path):
     assert [run.name for run in runs] == [f"wandb_export.csv/{name}" for name in names]
 
 
+def test_a_table_with_a_dash_in_the_name_of_a_column_is_no_export_of_a_chart(tmp_path):
+    (tmp_path / "log.csv").write_text("step,return - mean\n100,10\n200,20\n")
+    text = "metrics: {episode/return: return - mean}"
+    (run,) = import_runs(tmp_path / "log.csv", mapping(tmp_path, text))
+    assert run.records["episode/return"].tolist() == [10, 20]
+
+
 def test_runs_of_one_name_have_the_seed_that_their_name_says(tmp_path):
     metric = "cart_1 - return"
     header = ",".join(["Step", *[metric, f"{metric}__MIN", f"{metric}__MAX"] * 2])

@@ -383,6 +383,14 @@ def test_the_newest_weights_decide_the_verdict_where_every_run_was_evaluated(tmp
     assert set(found.curves["metric"]) == {"eval/return"}
 
 
+def test_the_three_returns_are_shown_of_a_task_with_one_setting(tmp_path):
+    evaluate(tmp_path / "a", 1000, 1, 2, 3, 4, 5, scheme="a")
+    metrics = ["eval/return", "eval/return_sampled", "episode/return"]
+    assert report(tmp_path).returns["metric"].unique().tolist() == metrics
+    evaluate(tmp_path / "b", 1000, 1, 2, 3, 4, 5, scheme="b")
+    assert report(tmp_path).returns.empty
+
+
 def test_an_evaluation_counts_for_the_frames_since_the_one_before_it(tmp_path):
     directory = evaluate(tmp_path / "run", 1000, 1.0, 1.0, 1.0, 1.0, 1.0)
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
