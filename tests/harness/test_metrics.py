@@ -105,6 +105,8 @@ def test_lag_figures_weigh_by_count():
     }
     assert lag_histogram({1: 2, 3: 4}).counts == [2, 0, 4]
     assert lag_histogram({1: 2, 3: 4}).edges == [0.5, 1.5, 2.5, 3.5]
+    bins = lag_histogram({5: 1, 205: 2, 206: 3, 500: 4}).counts  # the last has all above it
+    assert (len(bins), bins[0], bins[-1], sum(bins)) == (201, 1, 9, 10)
 
 
 def test_means_are_read_once():
