@@ -20,12 +20,15 @@ from lockstep_check.ages import is_within
 
 Stale = Literal["drop", "mask", "wait"]  # `wait` leaves nothing to drop
 LOSSES = ("policy_loss", "value_loss", "entropy")
-OF_VALUES = ("value_loss", "explained_variance")
 
 
-def of_counting(metrics: dict[str, float]) -> dict[str, float]:
-    """With losses as means over the frames that count, of which `counting` is the share."""
-    share = metrics.pop("counting", 1.0)
+def as_means_of_counted(metrics: dict[str, float]) -> dict[str, float]:
+    """Losses as means over the frames that have a weight, for the record.
+
+    With `on_stale=mask` a loss is a mean over all frames, those without a weight as zeros, so that
+    each frame keeps its part in the gradient. "counted_share" is the share with a weight.
+    """
+    share = metrics.pop("counted_share", 1.0)
     return {name: x / share if name in LOSSES else x for name, x in metrics.items()}
 
 

@@ -64,7 +64,6 @@ class GRPO(PPO):
     """PPO's update, whose advantages are those of an episode within its group."""
 
     config: GRPOConfig
-    has_critic = False
 
     def returns(self, batch: TensorDictBase, steps: Steps, log_ratio: Tensor) -> Returns:
         """GRPO (Shao et al. 2024), or leave-one-out (RLOO, Ahmadian et al. 2024).

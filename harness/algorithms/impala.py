@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from collectors.options.check_types import Count, NonNegative, NonNegativeInt, Positive, Share
-from harness.algorithms.actor_critic import ActorCritic, Stale, of_counting
+from harness.algorithms.actor_critic import ActorCritic, Stale, as_means_of_counted
 from harness.algorithms.interface import Setup, to_normalise
 from harness.algorithms.objectives import mean
 from harness.algorithms.optimisers import Adam, Optimiser, RMSProp
@@ -104,7 +104,8 @@ class IMPALA(ActorCritic):
             means.add(measured)
         self.observe(batch["observation"][mask])  # for the next version, not for this one
         return {
-            f"train/{name}": float(x) for name, x in (metrics | of_counting(means.read())).items()
+            f"train/{name}": float(x)
+            for name, x in (metrics | as_means_of_counted(means.read())).items()
         }
 
     def part(self, batch: TensorDictBase, usable: Tensor) -> dict[str, Tensor]:
@@ -146,6 +147,6 @@ class IMPALA(ActorCritic):
         loss = policy_loss + config.value_weight * value_loss - config.entropy_weight * entropy
         losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         if counts is not None:
-            losses["counting"] = counts.float().mean()
+            losses["counted_share"] = counts.float().mean()
         frames = {"log_ratio": log_ratio, "targets": targets, "value": value}
         return loss, losses | frames

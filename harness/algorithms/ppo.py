@@ -1,7 +1,14 @@
 """Proximal policy optimisation, for fresh data and for data that lags behind the learner.
 
-What an update maximises is one of the functions in objectives.py. The networks and what they make
-of a batch are in actor_critic.py, advantages and targets in returns.py.
+    update
+      assess           a batch [E, T]: log-probabilities and values by the present networks
+        returns        advantages and targets: returns.py
+      for each epoch, for each of `minibatches`:
+        loss           objectives.py has what is maximised
+        step           the gradient, clipped, and Adam: actor_critic.py, with the networks
+
+Read these two files and returns.py first; minibatches.py cuts rows for recurrent policies and for
+objectives of whole trajectories.
 """
 
 from __future__ import annotations
@@ -16,7 +23,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from collectors.options.check_types import Count, NonNegative, NonNegativeInt, Positive, Share
-from harness.algorithms.actor_critic import OF_VALUES, ActorCritic, Stale, of_counting
+from harness.algorithms.actor_critic import ActorCritic, Stale, as_means_of_counted
 from harness.algorithms.interface import Setup, to_normalise
 from harness.algorithms.minibatches import layout
 from harness.algorithms.objectives import Frames, Objective, kl_estimate, mean, objective
@@ -38,12 +45,14 @@ from harness.options.run import AlgorithmConfig
 from harness.registry import algorithms
 from lockstep_check.ages import age
 
+OF_VALUES = ("value_loss", "explained_variance")
+
 
 @dataclass
 class PPOConfig(AlgorithmConfig):
     """Proximal policy optimisation: on-policy, with options for lagging data."""
 
-    critic: ClassVar[bool] = True  # whether it learns values
+    critic: ClassVar[bool] = True  # whether it learns values; else nothing is reported of them
 
     name: str = "ppo"
     learning_rate: Positive = 2.5e-4  # of Adam
@@ -103,11 +112,21 @@ class PPOConfig(AlgorithmConfig):
 
 @algorithms.register("ppo", options=PPOConfig)
 class PPO(ActorCritic):
-    """The learner: holds `policy`, which is sent to workers, and improves it batch by batch."""
+    """The learner: holds `policy`, which is sent to workers, and improves it batch by batch.
+
+    What `assess` returns of each frame, as `minibatches` yields it and `loss` reads it:
+
+        inputs, action                 what the networks read, and what was done
+        state, starts                  of recurrent policies
+        behaviour, proximal            log-probability of the action: acting weights, learner's
+        old_value, advantage, target   by the learner's networks at the start of the update
+        trajectory, age                numbers of its trajectory, and of versions that it lags
+        counts                         with on_stale=mask: whether it has a weight
+        time                           with shuffle=false: its place in the row
+    """
 
     STATE = (*ActorCritic.STATE, "averaged", "generator", "discounted_rewards")
     config: PPOConfig
-    has_critic = True  # else nothing is reported of values
 
     def __init__(self, config: PPOConfig, setup: Setup):
         super().__init__(config, setup)
@@ -136,7 +155,8 @@ class PPO(ActorCritic):
         metrics["learning_rate"] = self.anneal(int(mask.sum()))
         means = Means()
         epochs = gradient_steps = 0
-        for _ in range(config.epochs if len(frames["action"]) else 0):
+        num_epochs = config.epochs if len(frames["action"]) else 0  # all may be too old
+        for _ in range(num_epochs):
             epochs += 1
             kl = Means()
             for part in self.minibatches(frames):
@@ -152,8 +172,11 @@ class PPO(ActorCritic):
         # For the next version, not for this one: the update saw observations scaled as the workers
         # of the present version see them.
         self.observe(batch["observation"][mask])
-        metrics |= of_counting(means.read()) | {"epochs": epochs, "gradient_steps": gradient_steps}
-        if not self.has_critic:
+        metrics |= as_means_of_counted(means.read()) | {
+            "epochs": epochs,
+            "gradient_steps": gradient_steps,
+        }
+        if not config.critic:
             metrics = {name: x for name, x in metrics.items() if name not in OF_VALUES}
         return {f"train/{name}": float(value) for name, value in metrics.items()}
 
@@ -167,7 +190,8 @@ class PPO(ActorCritic):
         present = self.present(batch, usable)
         view = self.view(rows | self.following(batch))
         behaviour = batch["action_log_prob"]
-        log_ratio = torch.where(versions >= 0, view.log_prob - behaviour, 0)  # 0: random actions
+        # Random actions have version -1 and no log-probability.
+        log_ratio = torch.where(versions >= 0, view.log_prob - behaviour, 0)
         self.ratios = Ratios(log_ratio[usable], versions[usable])
         reward, terminated = batch["next", "reward"], batch["next", "terminated"]
         if config.normalise_rewards:
@@ -220,31 +244,41 @@ class PPO(ActorCritic):
             "value": self.critic(part["inputs"], features),
         }
         if self.averaged is not None:
-            part["anchor"] = self.averaged_log_prob(part)
+            part["averaged"] = self.averaged_log_prob(part)
         if self.objective.needs("needs_scores"):
             part["scores"] = self.scores(features.detach(), part["action"])
         part = self.layout.frames(part)
         advantages = part["advantage"]
         if config.normalise_advantages and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        anchor = part.get("anchor", part["proximal"])
         counts = part.get("counts")
-        origin = part["trajectory"], part["age"], part.get("scores"), counts
-        frames = Frames(part["log_prob"], part["behaviour"], anchor, advantages, *origin)
+        frames = Frames(
+            log_prob=part["log_prob"],
+            behaviour=part["behaviour"],
+            proximal=part.get("averaged", part["proximal"]),
+            advantages=advantages,
+            trajectory=part["trajectory"],
+            age=part["age"],
+            scores=part.get("scores"),
+            counts=counts,
+        )
         policy_loss, measured = self.objective(frames, config)
-        values = part["value"], part["old_value"], part["target"]
-        value_loss, entropy = value_loss_of(config, *values, counts), mean(part["entropy"], counts)
+        value_loss = value_loss_of(config, part["value"], part["old_value"], part["target"], counts)
+        entropy = mean(part["entropy"], counts)
         loss = policy_loss - config.entropy_weight * entropy + config.value_weight * value_loss
         losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         measured |= {name: value.detach() for name, value in losses.items()}
         if counts is not None:
-            measured["counting"] = counts.float().mean()
+            measured["counted_share"] = counts.float().mean()
         if config.target_kl is not None:
             measured["update_kl"] = kl_estimate(part["log_prob"].detach() - part["proximal"])
         return loss, measured
 
     def scores(self, features: Tensor, action: Tensor) -> Tensor:
-        """Of each frame, as a row: the gradient of log_prob by the weights of the last layer."""
+        """For objectives with `needs_scores`, of each frame: the gradient of log_prob, as a row.
+
+        By the weights of the policy's last layer.
+        """
         head = self.policy.head
 
         def total(outputs: Tensor) -> Tensor:
@@ -257,7 +291,7 @@ class PPO(ActorCritic):
 
     @torch.no_grad()
     def averaged_log_prob(self, part: dict[str, Tensor]) -> Tensor:
-        """Of each frame: the log-probability of its action by the average of the weights."""
+        """For objectives with `proximal_decay`: log_prob by the moving average of the weights."""
         assert self.averaged is not None
         policy = self.averaged.module
         return policy.head.log_prob(policy.head(policy.features(part)), part["action"])
