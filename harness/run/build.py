@@ -22,7 +22,6 @@ from harness.algorithms.interface import Learner, Setup
 from harness.callbacks import Callback
 from harness.environments.evaluate import Carried
 from harness.environments.factory import EnvFactory, alters_returns, check_like_pool, single
-from harness.environments.trial import try_out
 from harness.environments.wrappers import KEY, UNKNOWN
 from harness.errors import ConfigError, ImpossiblePair
 from harness.numbers import count
@@ -123,6 +122,8 @@ def try_environment(config: Config) -> None:
     """
     if ":" not in config.env.id:
         return
+    from harness.environments.trial import try_out  # here: most environments are not tried
+
     errors: list[ConfigError] = []
 
     def trial() -> None:

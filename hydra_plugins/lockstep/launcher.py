@@ -30,8 +30,6 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from harness.run.processes import end, end_with, write_to
-
 # What a run imports. The fork server loads it once, and forks the jobs and their workers from it.
 PRELOAD = (
     "collectors.workers.worker_loop",
@@ -83,6 +81,8 @@ class LocalLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
+        from harness.run.processes import end  # here: Hydra imports this file in every run
+
         waiting = list(enumerate(job_overrides, initial_job_idx))
         running: list[LaunchedJob] = []
         results: dict[int, JobReturn] = {}
@@ -166,6 +166,8 @@ def run_given_job(
     pickled: bytes, environment: dict[str, str], output: str, sweep_pid: int, result: Connection
 ) -> None:
     """Run a job, and send its pickled result."""
+    from harness.run.processes import end_with, write_to
+
     # Ctrl-C in the terminal reaches the sweep alone, which passes it on once: a second signal would
     # end the run without a checkpoint.
 
