@@ -4,20 +4,20 @@ A signal raises `Interrupted` where the program is. Within `whole()`, the first 
 remembered instead, for `check()` to raise at the next good point; if none comes for `GRACE_S`, or a
 second signal does, it raises at once. Where it begins as `WRITTEN`, signals only wait. Within
 `anywhere()`, inside of one of these, all is as without. Within `unchanged()` the state is whole
-whenever a signal raises. After `over()` nothing is left to end.
+whenever a signal raises. After `over()`, outside of these, nothing is left to end: signals wait.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 15.0
-FREE, HELD, WRITTEN, OVER = range(4)
+FREE, HELD, WRITTEN = range(3)
 
 
 class Interrupted(BaseException):
@@ -36,7 +36,7 @@ class Interruption:
     """
 
     def __init__(self, mode: int = FREE) -> None:
-        self._pending: int | None = None
+        self.pending: int | None = None  # the signal that came, also if too late to end anything
         self._mode = mode
         self._unchanged = False
         self._before: dict[int, object] = {}
@@ -51,18 +51,16 @@ class Interruption:
         for signum, handler in reversed(self._before.items()):  # Ctrl-C last: it would raise here
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self) -> AbstractContextManager[None]:
         """Hold the first signal back until `check()`."""
-        with self._in(HELD):
-            yield
+        return self._in(HELD)
 
     @contextmanager
     def anywhere(self) -> Iterator[None]:
         """Let signals, and one that was held back, raise where the program is."""
         with self._in(FREE):
-            if self._pending is not None:
-                self._raise(self._pending)
+            if self.pending is not None:
+                self._raise(self.pending)
             yield
 
     @contextmanager
@@ -74,14 +72,9 @@ class Interruption:
         finally:
             self._unchanged = False
 
-    @property
-    def pending(self) -> int | None:
-        """The signal that came, also if it was too late to end anything."""
-        return self._pending
-
     def over(self) -> None:
-        """From here on signals do nothing: the end is being written down."""
-        self._mode = OVER
+        """From here on signals wait: the end is being written down."""
+        self._mode = WRITTEN
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     @contextmanager
@@ -90,31 +83,30 @@ class Interruption:
         try:
             yield
         finally:
-            if self._mode != OVER:
-                self._mode = before
+            self._mode = before
 
     def check(self) -> None:
         """The state is whole here: end, if a signal asked for it."""
-        if self._pending is not None:
+        if self.pending is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            raise Interrupted(self._pending, whole=True)
+            raise Interrupted(self.pending, whole=True)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
-        if self._mode in (WRITTEN, OVER):
+        if self._mode == WRITTEN:
             if signum in SIGNALS:
-                self._pending = self._pending or signum
+                self.pending = self.pending or signum
             return
-        if self._mode == HELD and self._pending is None and signum in SIGNALS:
-            self._pending = signum
+        if self._mode == HELD and self.pending is None and signum in SIGNALS:
+            self.pending = signum
             signal.setitimer(signal.ITIMER_REAL, GRACE_S)
             return
         if signum == signal.SIGALRM:
-            if self._pending is None:
+            if self.pending is None:
                 return
-            signum = self._pending
+            signum = self.pending
         self._raise(signum)
 
     def _raise(self, signum: int) -> None:
-        self._pending = signum  # where it is swallowed (in a destructor, say), `check()` has it
+        self.pending = signum  # where it is swallowed (in a destructor, say), `check()` has it
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise Interrupted(signum, whole=self._unchanged)
