@@ -53,9 +53,9 @@ def installing(what: str) -> str:
     return f"pip install {what}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, names: Iterable[str]) -> str | None:
     """The known name that looks most like `name`, if any does."""
-    by_lower = {candidate.lower(): candidate for candidate in known}
+    by_lower = {candidate.lower(): candidate for candidate in names}
     by_initials = {"".join(word[:1] for word in low.split("_")): low for low in by_lower}
     if len(name) > 1 and name.lower() in by_initials:  # lr: learning_rate
         return by_lower[by_initials[name.lower()]]
@@ -63,14 +63,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return by_lower[matches[0]] if matches else None
 
 
-def suggest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+def suggest(name: str, names: Iterable[str], *, prefix: str = "") -> str:
     """The end of a message about an unknown name: what was probably meant, or what there is."""
-    known = list(known)
-    if (near := nearest(name, known)) is not None:
+    names = list(names)
+    if (near := nearest(name, names)) is not None:
         return f"did you mean {prefix}{near}?"
-    if len(known) > 30:
+    if len(names) > 30:
         return "no known name is near it"
-    return f"known: {', '.join(sorted(known))}" if known else "nothing is known there"
+    return f"known: {', '.join(sorted(names))}" if names else "nothing is known there"
 
 
 def show(value: Any) -> str:

@@ -109,8 +109,8 @@ def perform(
                     policy, [env], [seed + number], max_steps=max_steps, see=film_with(film)
                 ).episodes
             except gym.error.DependencyNotInstalled as error:
-                said = PIP.sub(lambda hint: f"`{installing(hint[1])}`", str(error))
-                raise CannotPlay(f"{config.env.id} cannot be rendered: {said}") from error
+                reason = PIP.sub(lambda hint: f"`{installing(hint[1])}`", str(error))
+                raise CannotPlay(f"{config.env.id} cannot be rendered: {reason}") from error
             cut = "" if episode.ended else ", where it was cut"
             total = readable(episode.total, 6)
             print(f"episode {number}: return {total} in {episode.length:,} steps{cut}")

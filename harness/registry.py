@@ -105,12 +105,14 @@ class Registry:
                         func=ast.Attribute(value=ast.Name(id=registry), attr="register"),
                         args=[ast.Constant(value=str(name))],
                     ) if globals().get(registry) is self:
-                        given = {str(x.arg): ast.unparse(x.value) for x in decorator.keywords}
+                        arguments = {str(x.arg): ast.unparse(x.value) for x in decorator.keywords}
                         options, vector = (
-                            f"{module}:{given[key]}" if key in given else None
+                            f"{module}:{arguments[key]}" if key in arguments else None
                             for key in ("options", "vector")
                         )
-                        sentence = sentences.get(given.get("options", "")) or sentences[target.name]
+                        sentence = (
+                            sentences.get(arguments.get("options", "")) or sentences[target.name]
+                        )
                         yield Part(name, f"{module}:{target.name}", options, vector, sentence)
 
     def register(

@@ -125,13 +125,13 @@ def _part_node(part: Part, *, named: bool) -> DictConfig:
     return _node(part.options, **({"name": part.name} if named else {}))
 
 
-def _node(options: type, **given: Any) -> DictConfig:
+def _node(options: type, **changes: Any) -> DictConfig:
     """A config of a dataclass's defaults.
 
     It is plain, not structured: OmegaConf knows no Literal and no bounds, takes `yes` for true and
     refuses 1e6 as a whole number. harness/options/base.py checks what was composed.
     """
-    node = OmegaConf.create({**defaults(options), **given})
+    node = OmegaConf.create({**defaults(options), **changes})
     for name in mappings(options):
         OmegaConf.set_struct(node[name], False)  # keys of the user's own need no plus
     return node

@@ -46,7 +46,7 @@ def explained(overrides: Sequence[str]) -> Iterator[None]:
                 f"{chosen}: the first line of its file must be '# @package _global_', which makes "
                 f"its options those of the whole run; now they are options of {error.key!r}"
             ) from None
-        what = where(error.path, error.key, error.known)
+        what = where(error.path, error.key, error.names)
         raise ConfigError(f"{join(error.path, error.key)}={show(error.value)}: {what}") from None
     except ConfigError:
         raise
@@ -169,10 +169,10 @@ def _hydra_parts(group: str, option: str) -> list[str]:
     return [f"hydra/{group}={name}" for name, node in sorted(nodes.items()) if option in node]
 
 
-def where(path: str, key: str, known: Sequence[str] = (), *, chosen: str = "") -> str:
+def where(path: str, key: str, names: Sequence[str] = (), *, chosen: str = "") -> str:
     """Where an unknown option is: in other parts of the group, elsewhere, or under another name.
 
-    known: the options beside it. chosen: the part that does not have it.
+    names: of the options beside it. chosen: the part that does not have it.
     """
     options = known_options()
     full = f"{path}.{key}" if path else key
@@ -187,10 +187,10 @@ def where(path: str, key: str, known: Sequence[str] = (), *, chosen: str = "") -
     elsewhere = [option for option in options if option.rpartition(".")[2] == key]
     if elsewhere:
         return f"there is no such option; did you mean {' or '.join(elsewhere)}?"
-    if not known:
+    if not names:
         below = [o.removeprefix(f"{path}.") for o in options if o.startswith(f"{path}.")]
-        known = [*dict.fromkeys(o.partition(".")[0] for o in (below or options))]
-    hint = suggest(key, known, prefix=f"{path}." if path else "")
+        names = [*dict.fromkeys(o.partition(".")[0] for o in (below or options))]
+    hint = suggest(key, names, prefix=f"{path}." if path else "")
     return f"there is no such option; {hint}"
 
 

@@ -204,14 +204,14 @@ def _formulas() -> Iterator[str]:
 
 def _options(options: type, prefix: str, column: int) -> Iterator[str]:
     """Each option with its default and its comment; nested ones by their dotted names."""
-    said, annotations = comments(options), get_type_hints(options)
+    texts, annotations = comments(options), get_type_hints(options)
     for name, value in defaults(options).items():
         inner = annotations[name]
         if isinstance(value, dict) and isinstance(inner, type) and hasattr(inner, "group"):
             yield from _options(inner, f"{prefix}{name}.", column)
         else:
             shown = show(value).replace("'", "")
-            yield from _entry(f"    {prefix}{name}={shown}", said.get(name, ""), column)
+            yield from _entry(f"    {prefix}{name}={shown}", texts.get(name, ""), column)
 
 
 def _set_by(file: Path) -> Iterator[tuple[str, str]]:

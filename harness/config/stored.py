@@ -146,19 +146,19 @@ def check_stored_imports(
     *,
     import_env: bool = False,
     plugins: Sequence[str] = (),
-    say: str = "--import-env",
-    say_plugins: str = "--plugin",
+    flag: str = "--import-env",
+    plugin_flag: str = "--plugin",
 ) -> None:
     """Raise if a stored config would have a package imported that no person has named.
 
     import_env: what env.id and env.wrappers name may be imported. plugins: these may be, too.
-    say, say_plugins: how a person allows it.
+    flag, plugin_flag: how a person allows it.
     """
     for option, module, name in _imports(options):
         is_plugin = option == "plugins"
         if module in plugins if is_plugin else import_env:
             continue
-        allow = f"{say_plugins} {module}" if is_plugin else say.format(option=option, name=name)
+        allow = f"{plugin_flag} {module}" if is_plugin else flag.format(option=option, name=name)
         raise ConfigError(
             f"{option}={name}, stored in {directory}, would import {module} and execute its code; "
             f"if you trust it, use {allow}"
@@ -189,7 +189,7 @@ def _check_named_again(
     if isinstance(env, Mapping):
         remaining["env"] = {name: env[name] for name in env if f"env.{name}" not in typed}
     again = "{option}={name} on the command line, too"
-    check_stored_imports(remaining, directory, say=again, say_plugins="plugins=[...] with")
+    check_stored_imports(remaining, directory, flag=again, plugin_flag="plugins=[...] with")
 
 
 def option(options: Any, name: str) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from collectors.rollout.seeds import Seeds, untouched_streams
 from collectors.rollout.spaces import action_leaf
-from harness.environments.wrappers import TellOwnEpisode, as_number
+from harness.environments.wrappers import ReportOwnEpisode, as_number
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def play(
 
 def _after(env: gym.Env, total: float, length: int, ended: bool) -> Episode:
     """The episode so far: counted by the environment itself if wrappers may alter the counts."""
-    if isinstance(env, TellOwnEpisode):
+    if isinstance(env, ReportOwnEpisode):
         total, length = env.counter.total, env.counter.length
     return Episode(total, length, ended)
 
@@ -157,7 +157,7 @@ def _go_on(env: gym.Env) -> Any:
 
     None if the environment's own episode is over, or ends with the reset that the wrapper wants.
     """
-    if not isinstance(env, TellOwnEpisode) or env.counter.over:
+    if not isinstance(env, ReportOwnEpisode) or env.counter.over:
         return None
     number = env.counter.number
     observation, _ = env.reset()

@@ -23,7 +23,7 @@ from gymnasium.wrappers import TransformAction, TransformReward, vector
 from harness.environments.wrappers import (
     OwnEpisode,
     OwnEpisodesOfVector,
-    TellOwnEpisode,
+    ReportOwnEpisode,
     as_number,
 )
 from harness.errors import ConfigError, require, suggest
@@ -102,12 +102,12 @@ def check_environment(config: EnvConfig) -> None:
 
 def _check_pool(config: EnvConfig) -> None:
     require("env.vectorisation=envpool", "envpool", "envpool")
-    typed, known = f"env.id={config.id} env.vectorisation=envpool", _envpool().list_all_envs()
-    if config.id not in known:
-        raise ConfigError(f"{typed}: EnvPool does not have it; use env.vectorisation=sync")
+    options, ids = f"env.id={config.id} env.vectorisation=envpool", _envpool().list_all_envs()
+    if config.id not in ids:
+        raise ConfigError(f"{options}: EnvPool does not have it; use env.vectorisation=sync")
     if config.kwargs:
         raise ConfigError(
-            f"{typed} with env.kwargs: EnvPool's environments take other arguments than "
+            f"{options} with env.kwargs: EnvPool's environments take other arguments than "
             "gymnasium's, which evaluations play; use env.vectorisation=sync"
         )
 
@@ -292,7 +292,7 @@ def _make_one(config: EnvConfig, render_mode: str | None) -> gym.Env:
     env = counter or env
     for wrapper in chosen_wrappers(config):
         env = wrapper.wrap(env, **wrapper.arguments)
-    return env if counter is None else TellOwnEpisode(env, counter)
+    return env if counter is None else ReportOwnEpisode(env, counter)
 
 
 def _make_native(config: EnvConfig, render_mode: str | None) -> VectorEnv:

@@ -93,7 +93,7 @@ class OneHotGrid(gym.ObservationWrapper[Any, Any, Any]):
 
 # -- the environment's own returns, whatever wrappers make of its rewards and steps
 #
-# env  →  OwnEpisode (counts)  →  wrappers  →  TellOwnEpisode (adds the counts to `info`)
+# env  →  OwnEpisode (counts)  →  wrappers  →  ReportOwnEpisode (adds the counts to `info`)
 #
 # The entry of `info` is four numbers: the return and the length of the environment's own episode so
 # far, whether the episode is over, and whether this is its first step that the learner sees.
@@ -129,18 +129,18 @@ class OwnEpisode(gym.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
 
-class TellOwnEpisode(gym.Wrapper[Any, Any, Any, Any]):
+class ReportOwnEpisode(gym.Wrapper[Any, Any, Any, Any]):
     """Adds what `own` has counted to every step's info, outside of all other wrappers."""
 
     def __init__(self, env: gym.Env[Any, Any], counter: OwnEpisode):
         super().__init__(env)
         self.counter = counter
-        self._told = 0  # the number of the last episode
+        self._reported = 0  # the number of the last episode
 
     def step(self, action: Any) -> Any:
         *result, info = self.env.step(action)
-        counter, is_first = self.counter, self.counter.number != self._told
-        self._told = counter.number
+        counter, is_first = self.counter, self.counter.number != self._reported
+        self._reported = counter.number
         counted = np.array([counter.total, counter.length, counter.over, is_first], np.float64)
         return *result, {**info, KEY: counted}
 

@@ -164,13 +164,13 @@ def warning(unused: Unused, *, may_wait: bool = True) -> str:
     """What to say, and to do, if more than a tenth of the frames was not learned from."""
     if not unused.is_much:
         return ""
-    said = f"warning: {unused.count:,} of {unused.total:,} frames were not learned from"
+    warning = f"warning: {unused.count:,} of {unused.total:,} frames were not learned from"
     if unused.refused < unused.lost:
-        return f"{said}: the collector discarded them; run.log says when workers failed"
+        return f"{warning}: the collector discarded them; run.log says when workers failed"
     advice = "Allow a larger lag, or use fewer workers"
     if may_wait:
         advice = "Allow a larger lag, use fewer workers, or let them wait (sync.on_stale=wait)"
-    return f"{said}: they were older than algo.max_lag, which sync.max_lag sets. {advice}"
+    return f"{warning}: they were older than algo.max_lag, which sync.max_lag sets. {advice}"
 
 
 def config_tree(options: Mapping[str, Any]) -> Tree:

@@ -59,7 +59,7 @@ class TraceLogger(Logger):
         self._zero_ns = time.perf_counter_ns()
         self._lines: list[str] = []  # not written yet
         self._ends: dict[tuple[int, int], int] = {}  # of each track
-        self._seen: dict[int, int] = {}  # the newest version that each worker has applied
+        self._applied: dict[int, int] = {}  # the newest version that each worker has applied
         self._has_events = False  # in the file
         self._run: RunView | None = None
         self._schedule: Simulator | None = None
@@ -102,7 +102,7 @@ class TraceLogger(Logger):
         with self._stream:
             self._stream.write(b"\n]\n")
 
-    # -- what is seen
+    # -- what happens
 
     def _workers(self) -> None:
         """What workers have finished since the last time."""
@@ -113,19 +113,19 @@ class TraceLogger(Logger):
                 self._moment(worker, WORK, "batch", batch.ended_ns)
             else:
                 self._span(worker, WORK, "batch", batch.began_ns, batch.ended_ns, arguments)
-        answers = self._run.sync.answers_since(self._seen)
+        answers = self._run.sync.answers_since(self._applied)
         for index, applied in sorted(answers, key=lambda answer: answer[1].version):
-            worker, seen_ns = FIRST_WORKER + index, applied.published_ns + applied.wake_ns
+            worker, woken_ns = FIRST_WORKER + index, applied.published_ns + applied.wake_ns
             arguments = {
                 "version": applied.version,
                 "acknowledge_ms": round(applied.acknowledge_ns * 1e-6, 4),
             }
-            self._span(worker, APPLIED, "apply", seen_ns, seen_ns + applied.apply_ns, arguments)
+            self._span(worker, APPLIED, "apply", woken_ns, woken_ns + applied.apply_ns, arguments)
             if applied.version > 0:  # which was published in the loop
                 flow = {"cat": "sync", "id": f"{applied.version}.{index}"}
                 at_ns = applied.published_ns
                 self._event("s", LEARNER, WORK, "version", at_ns, **flow)
-                self._event("f", worker, APPLIED, "version", seen_ns, bp="e", **flow)
+                self._event("f", worker, APPLIED, "version", woken_ns, bp="e", **flow)
 
     def _virtual(self, span: Span) -> None:
         """Something that took virtual time, or a moment of it."""

@@ -19,13 +19,13 @@ SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 class Clock(Stateful):
     """Where the time goes, by phase. Pauses for evaluations are in no phase.
 
-    tell: called with the name of each phase that ends, its start and its end (perf_counter).
+    on_phase: called with the name of each phase that ends, its start and its end (perf_counter).
     """
 
     STATE = ("total", "evaluate_s", "wall_s")
 
-    def __init__(self, tell: Callable[[str, float, float], None] | None = None) -> None:
-        self._tell = tell
+    def __init__(self, on_phase: Callable[[str, float, float], None] | None = None) -> None:
+        self._on_phase = on_phase
         self.total = dict.fromkeys(PHASES, 0.0)
         self.evaluate_s = 0.0
         self._fresh = dict.fromkeys(PHASES, 0.0)
@@ -41,8 +41,8 @@ class Clock(Stateful):
             end = time.perf_counter()
             self.total[name] += end - start
             self._fresh[name] += end - start
-            if self._tell is not None:
-                self._tell(work or name, start, end)
+            if self._on_phase is not None:
+                self._on_phase(work or name, start, end)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -55,8 +55,8 @@ class Clock(Stateful):
             self.evaluate_s += end - start
             self._read_at += end - start
             self._counts_from += end - start
-            if self._tell is not None:
-                self._tell("evaluate", start, end)
+            if self._on_phase is not None:
+                self._on_phase("evaluate", start, end)
 
     def read(self) -> tuple[dict[str, float], float]:
         """Seconds of each phase since the last reading, and of everything."""

@@ -45,12 +45,12 @@ def _pieces(batch: TensorDictBase) -> list[Piece]:
     done = batch["next", "done"].cpu().numpy()[mask]
     counts_of_env = batch.get(("next", "info", KEY), None)
     if counts_of_env is not None:
-        return _told_pieces(counts_of_env.cpu().numpy()[mask], envs, rewards, done)
+        return _counted_pieces(counts_of_env.cpu().numpy()[mask], envs, rewards, done)
     ended = set(ids[done].tolist())
     trajectories, firsts, places = np.unique(ids, return_index=True, return_inverse=True)
     returns = np.bincount(places, rewards, len(trajectories)).tolist()
     lengths = np.bincount(places, minlength=len(trajectories)).tolist()
-    # Told by their first frames and not by number: a resumed run numbers anew what goes on.
+    # Known by their first frames and not by number: a resumed run numbers anew what goes on.
     starts = batch["is_init"].cpu().numpy()[mask][firsts].tolist()
     rows = zip(trajectories.tolist(), envs[firsts].tolist(), starts, returns, lengths, strict=True)
     return [
@@ -59,7 +59,7 @@ def _pieces(batch: TensorDictBase) -> list[Piece]:
     ]
 
 
-def _told_pieces(counted: Array, envs: Array, rewards: Array, done: Array) -> list[Piece]:
+def _counted_pieces(counted: Array, envs: Array, rewards: Array, done: Array) -> list[Piece]:
     """The same of episodes that the environment itself counts."""
     order = np.argsort(envs, kind="stable")
     counted, envs, rewards, done = counted[order], envs[order], rewards[order], done[order]

@@ -30,13 +30,13 @@ class SyncMeter:
         # Virtual workers answer when their frames are computed, which is no network's latency.
         silent = isinstance(scheme, NoWeightSyncScheme | SimulatedWeightSyncScheme)
         self._workers = range(0 if silent else num_workers)
-        self._seen = dict.fromkeys(self._workers, -1)
+        self._applied = dict.fromkeys(self._workers, -1)
         self._publish_ms: deque[float] = deque(maxlen=KEPT)
         self._fresh_publish_ms: list[float] = []
         self._fresh_errors: list[tuple[float, float]] = []  # relative and largest, of each publish
         self._error_sum = self._largest_error = 0.0
         self._num_errors = 0  # that were added up
-        self._delays_seen = dict.fromkeys(self._workers, 0)
+        self._delays_counted = dict.fromkeys(self._workers, 0)
         self.num_publishes = 0
         self.num_bytes = 0  # as they travel, whatever the wire format
         # By the runs that this one goes on from: bytes, and policy calls.
@@ -101,11 +101,11 @@ class SyncMeter:
         delays_ms: list[float] = []
         counts: Counter[str] = Counter()
         for worker, link in links.items():
-            num_delays = min(link.delivered - self._delays_seen[worker], len(link.delays_ns))
+            num_delays = min(link.delivered - self._delays_counted[worker], len(link.delays_ns))
             delays_ms += [
                 ns * MS for ns in list(link.delays_ns)[len(link.delays_ns) - num_delays :]
             ]
-            self._delays_seen[worker] = link.delivered
+            self._delays_counted[worker] = link.delivered
             counts["in_flight"] += link.num_in_flight
             counts["coalesced"] += link.coalesced
             counts["retransmitted"] += link.retransmitted
@@ -132,20 +132,20 @@ class SyncMeter:
         return self._whole({"sync/verified_calls": self._scheme.verified_calls})
 
     def _fresh_answers(self) -> tuple[list[float], list[float]]:
-        answers = self.answers_since(self._seen)
+        answers = self.answers_since(self._applied)
         ack_ms = [applied.acknowledge_ns * MS for _, applied in answers]
         return ack_ms, [applied.apply_ns * MS for _, applied in answers]
 
-    def answers_since(self, seen: dict[int, int]) -> list[tuple[int, Answer]]:
-        """Workers' answers to versions later than those in `seen`, which is brought up to date."""
+    def answers_since(self, newest: dict[int, int]) -> list[tuple[int, Answer]]:
+        """Workers' answers to versions later than those in `newest`, which is updated."""
         if self._workers:
             _ = self._scheme.acknowledged  # takes in the answers that lie ready
         answers = []
         for worker in self._workers:
-            last = seen.get(worker, -1)
+            last = newest.get(worker, -1)
             for applied in self._scheme.worker(worker).since(last):
                 answers.append((worker, applied))
-                seen[worker] = max(seen.get(worker, -1), applied.version)
+                newest[worker] = max(newest.get(worker, -1), applied.version)
         return answers
 
     def summary(self) -> dict[str, Any]:

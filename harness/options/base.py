@@ -120,11 +120,11 @@ GONE_VALUES = {
 
 
 class UnknownOption(ConfigError):
-    """A key that no dataclass has; `known` are the options beside it."""
+    """A key that no dataclass has; `names` are the options beside it."""
 
-    def __init__(self, path: str, key: str, value: Any, known: list[str]):
-        self.path, self.key, self.value, self.known = path, key, value, known
-        instead = suggest(key, known, prefix=f"{path}." if path else "")
+    def __init__(self, path: str, key: str, value: Any, names: list[str]):
+        self.path, self.key, self.value, self.names = path, key, value, names
+        instead = suggest(key, names, prefix=f"{path}." if path else "")
         hint = GONE.get(join(path, key), instead)
         super().__init__(f"{join(path, key)}={show(value)}: there is no such option; {hint}")
 

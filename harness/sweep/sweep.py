@@ -259,8 +259,8 @@ class Sweep:
         for directory, state in states.items():
             if state not in {*SOUND, NEVER_STARTED}:
                 error = " ".join(self.progress.error(directory).split())[:LONGEST_ERROR]
-                said = f": {error}" if error else ""
-                print(f"  {state}: {directory}{said}", file=sys.stderr)
+                reason = f": {error}" if error else ""
+                print(f"  {state}: {directory}{reason}", file=sys.stderr)
         if not are_over:
             print(f"the rest:  {self._command_for_the_rest()}")
         elif counts:

@@ -22,7 +22,7 @@ from harness.environments.wrappers import (
     OVER,
     UNKNOWN,
     OwnEpisode,
-    TellOwnEpisode,
+    ReportOwnEpisode,
 )
 from harness.measures.episodes import Episodes
 from harness.options import EnvConfig
@@ -101,7 +101,7 @@ def test_steps_and_ends_are_the_environments_own(vector, wrapper, wrapped):
 
 def test_a_truncated_episode_of_the_environment_is_over():
     own = OwnEpisode(gym.wrappers.TimeLimit(Scored(), 3))
-    env = TellOwnEpisode(own, own)
+    env = ReportOwnEpisode(own, own)
     env.reset()
     told = [env.step(0)[-1][KEY] for _ in range(3)]
     assert [counts[LENGTH] for counts in told] == [1, 2, 3]
