@@ -9,13 +9,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from harness.report.text import show_progress
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
-SCORES = ("training", "acting", "last_tenth", "evaluation")
+SCORES = ("training", "acting", "evaluation")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     score = (
         "what the verdict is about: mean over training of the newest weights where runs were "
         "evaluated, else of the acting ones (training, the default); of the acting weights "
-        "(acting), their last tenth (last_tenth); or the evaluation at the end (evaluation)"
+        "(acting); or the evaluation at the end (evaluation)"
     )
     add("--score", choices=SCORES, help=score)
     baseline = "what others are compared with: a setting's name, a part of it, or option=value"
@@ -92,19 +91,8 @@ def parser() -> argparse.ArgumentParser:
     add("--target", type=number, help="score that counts as reached; by default gymnasium's")
     watch = "make the report again every S seconds while one of the runs is running"
     add("--watch", type=positive, metavar="S", help=watch)
-    add("--wandb", "--project", action=Removed, help=argparse.SUPPRESS)
     add("--compare", action="store_true", help="compare the dirs, setting by setting")
     return line
-
-
-class Removed(argparse.Action):
-    """An option of earlier versions."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(
-            "--wandb and --project were removed: W&B's own command uploads a report, wandb "
-            "artifact put --name lockstep/report --type report DIR/report"
-        )
 
 
 def number(text: str) -> float:

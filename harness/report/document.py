@@ -22,8 +22,8 @@ from harness.report.scores import (
     Score,
     summaries,
 )
-from harness.report.statistics import caution
-from harness.report.text import NONE, joined, number, with_interval
+from harness.report.statistics import FEW_SEEDS
+from harness.report.text import NONE, number, with_interval
 
 
 class Column(NamedTuple):
@@ -214,7 +214,8 @@ def _results(report: Report, task: str) -> Blocks:
     yield (
         "The unit of replication is the seed. IQM is the mean without the lowest and the highest "
         "quarter of the seeds, in whole seeds. Brackets hold 95 % percentile intervals of a "
-        "bootstrap over seeds (10,000 resamples)."
+        f"bootstrap over seeds (10,000 resamples); with fewer than {FEW_SEEDS} seeds they are "
+        "likely too narrow."
     )
     if len(final.comparisons):
         yield (
@@ -224,7 +225,6 @@ def _results(report: Report, task: str) -> Blocks:
             "corrects both for the number of comparisons in a table; below 0.05 settings differ, "
             "or are equivalent."
         )
-    yield list(_cautions(final))
     for score in (*scores, final):
         yield from _of_score(report, score)
     if report.design is None and (others := len(final.scores) - drawing.MOST_LOOKS) > 0:
@@ -233,16 +233,6 @@ def _results(report: Report, task: str) -> Blocks:
             f"the other {others} are grey in the figures. data/ has all of them. With --x OPTION "
             "an option is the x axis, and colours are those of the others."
         )
-
-
-def _cautions(score: Score) -> Iterator[str]:
-    """What a reader must know about few seeds, once for all settings that it is true of."""
-    settings: dict[str, list[str]] = {}
-    for setting in score.scores.index:
-        settings.setdefault(caution(len(score.of(setting))), []).append(setting)
-    for text, labels in settings.items():
-        if text:
-            yield text + (f" ({joined(labels)})" if len(labels) < len(score.scores) else "")
 
 
 def _of_score(report: Report, score: Score) -> Blocks:

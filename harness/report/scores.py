@@ -42,12 +42,10 @@ WANTED = (
 )
 # What each score is called on the page. Means are over training.
 NEWEST, NEWEST_SAMPLED, ACTING = (f"mean {name}" for name in (EVALUATED, SAMPLED, TRAINED))
-LAST_TENTH_OF_ACTING = f"{ACTING} of the last tenth"
 WORDS = {
     NEWEST: "return of the newest weights",
     NEWEST_SAMPLED: "return of the newest weights, sampled",
     ACTING: "return of the acting weights",
-    LAST_TENTH_OF_ACTING: "return of the acting weights, last tenth of training",
     EVALUATED: "return of the last policy",
     TRAINED: "return of the last 100 training episodes",
 }
@@ -66,7 +64,7 @@ LAG = "summary.policy/lag_updates_mean"
 BUFFER = "algo.buffer_size"  # an option of algorithms that learn from a replay buffer
 LEAST_DELAY = 0.5  # updates
 # Scores that a person may ask for in place of the mean over training of the newest weights.
-ACTING_WEIGHTS, LAST_TENTH, EVALUATION = "acting", "last_tenth", "evaluation"
+ACTING_WEIGHTS, EVALUATION = "acting", "evaluation"
 PER_1000 = " seconds for 1000 frames"  # ends the name of a phase among the medians
 BAND = ["x", "value", "low", "high", "seeds"]
 CURVES = ["task", "metric", "setting", "axis", *BAND]
@@ -285,18 +283,16 @@ def _scores(
     values = numbers.get(name, pd.Series(math.nan, runs.index))
     lacking = f"no finite {name} in summary.json"
     scores = {name: Score(task, name, *_table(plan, task, values), lacking, target)}
-    of_acting = LAST_TENTH_OF_ACTING if primary == LAST_TENTH else ACTING
     if len(runs):
         means = {
             f"mean {metric}": metric
             for metric in (EVALUATED, SAMPLED)
             if is_evaluated(runs, records, metric)
         }
-        for score, metric in {**means, of_acting: TRAINED}.items():
-            share = 0.1 if score == LAST_TENTH_OF_ACTING else 1.0
+        for score, metric in {**means, ACTING: TRAINED}.items():
             values = pd.Series(
                 [
-                    mean_return(records[run], share, metric=metric) if run in records else math.nan
+                    mean_return(records[run], metric=metric) if run in records else math.nan
                     for run in runs.index
                 ],
                 runs.index,
@@ -305,10 +301,10 @@ def _scores(
             scores[score] = Score(task, score, *_table(plan, task, values), lacking)
     if is_final or not len(runs):
         scores[name].is_primary = True
-    elif NEWEST in scores and primary not in (ACTING_WEIGHTS, LAST_TENTH):
-        scores[NEWEST].is_primary = True
     else:
-        scores[of_acting].is_primary = True
+        scores[
+            NEWEST if NEWEST in scores and primary != ACTING_WEIGHTS else ACTING
+        ].is_primary = True
     return list(scores.values())
 
 
@@ -354,10 +350,8 @@ def _table(plan: Plan, task: str, scores: pd.Series) -> tuple[pd.DataFrame, list
     return table.reindex(plan.labels(task)), list(runs["name"][scores.isna()])
 
 
-def mean_return(
-    records: pd.DataFrame, share: float = 1.0, delay: float = 0.0, metric: str = TRAINED
-) -> float:
-    """The mean return of a run's last `share` of frames; NaN if no record has the metric.
+def mean_return(records: pd.DataFrame, *, delay: float = 0.0, metric: str = TRAINED) -> float:
+    """The mean return over a run's frames; NaN if no record has the metric.
 
     delay: by so many frames the curve is moved; the first value counts for all before.
 
@@ -371,7 +365,7 @@ def mean_return(
     ends, values = pairs[~np.isnan(pairs).any(axis=1)].T
     if not len(ends) or not total:
         return math.nan
-    edges = np.clip([0.0, *(ends[:-1] + delay), total], (1.0 - share) * total, total)
+    edges = np.clip([0.0, *(ends[:-1] + delay), total], 0.0, total)
     return float(np.average(values, weights=np.diff(edges)))
 
 

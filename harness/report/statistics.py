@@ -121,17 +121,6 @@ def student_quantile(share: float, degrees: int) -> float:
     return float(special.stdtrit(degrees, share))
 
 
-def caution(num_seeds: int) -> str:
-    """What a reader must know about an interval of so few seeds; empty if nothing."""
-    if num_seeds == 0:
-        return "no seed: no number"
-    if num_seeds == 1:
-        return "one seed: no interval"
-    if num_seeds < FEW_SEEDS:
-        return f"{num_seeds} seeds: intervals by bootstrap (not Student's) are likely too narrow"
-    return ""
-
-
 # -- tests
 
 

@@ -30,7 +30,6 @@ from harness.report.scores import (
     ACTING,
     EVALUATED,
     FEWEST_EVALUATIONS,
-    LAST_TENTH_OF_ACTING,
     NEWEST,
     NEWEST_SAMPLED,
     TRAINED,
@@ -49,7 +48,6 @@ HEADS = {  # of the scores, as columns of a table
     EVALUATED: "last policy",
     TRAINED: "last 100 episodes",
     ACTING: "acting weights",
-    LAST_TENTH_OF_ACTING: "acting weights, last tenth",
 }
 MIXES = (
     "It mixes what was learned with how old the acting weights are and how random the policy "
@@ -280,7 +278,7 @@ def warnings(report: Report) -> list[str]:
 def _unmeasured(report: Report) -> Iterator[str]:
     """Which scores are those of the acting weights, because nothing else was measured."""
     for score in report.primary:
-        if score.metric not in (ACTING, LAST_TENTH_OF_ACTING) or not score.scored:
+        if score.metric != ACTING or not score.scored:
             continue
         if report.score(score.task, NEWEST) is not None:  # it was asked for
             yield f"The score is the {score.words}. {MIXES}"
@@ -314,7 +312,7 @@ def _words(scores: Sequence[Score]) -> str:
 def columns_of(report: Report, task: str) -> list[Score]:
     """The scores of a task that stand beside each other, that of the verdict first."""
     scores = [score for score in report.scores if score.task == task]
-    order = [NEWEST, NEWEST_SAMPLED, report.final(task).metric, ACTING, LAST_TENTH_OF_ACTING]
+    order = [NEWEST, NEWEST_SAMPLED, report.final(task).metric, ACTING]
     return sorted(scores, key=lambda score: (not score.is_primary, order.index(score.metric)))
 
 
@@ -455,29 +453,22 @@ def _seeds_needed(report: Report) -> Iterator[str]:
 
 
 def _unused(report: Report) -> Iterator[str]:
-    """Which frames were not learned from, and how many updates there were."""
+    """The settings that did not learn from many of their frames."""
     for task in report.plan.tasks:
         runs = report.plan.counted(task)
         numbers = summaries(runs)
         if "updates" not in numbers:
             continue
         numbers = numbers[numbers["updates"].notna()].fillna(0.0)
-        little = 0
         for setting, inside in numbers.groupby(runs["setting"], sort=False):
             unused = [Unused.of(summary) for summary in inside.to_dict("records")]
             worst = max(unused, key=lambda one: one.share)
-            little += bool(worst.count) and not worst.is_much
             if worst.is_much:
                 updates = joined(dict.fromkeys(map(number, inside["updates"])))
                 yield (
                     f"Warning: {setting} did not learn from {worst} of the frames of a run; "
                     f"its runs made {updates} updates."
                 )
-        if little:
-            yield (
-                f"{task}: fewer than a tenth of the frames were not learned from "
-                f"in {count(little, 'setting')}: see Synchronisation, below."
-            )
 
 
 def _with_interactions(report: Report) -> Iterator[Block]:

@@ -202,7 +202,7 @@ def test_the_report_opens_with_the_verdict_its_figure_and_its_table(sweep, tmp_p
     assert "behaviour · sync.lag=16" in opening[2]
     assert opening[4].startswith("- Only the return of the acting weights was measured: no run was")
     assert opening[6] == "![response](figures/response.png)"
-    assert text.count("seeds: intervals by bootstrap (not Student's) are likely too narrow") == 1
+    assert text.count("with fewer than 10 seeds they are likely too narrow") == 1
     assert "\n| behaviour · sync.lag=1 | lower by less than the margin | -2." in text
     assert "\n| behaviour · sync.lag=16 | lower | -4" in text
     with (out / "data" / "response.csv").open(newline="") as stream:

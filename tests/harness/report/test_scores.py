@@ -191,14 +191,11 @@ def test_the_same_runs_give_the_same_numbers(tmp_path):
 def test_the_verdict_is_about_the_mean_over_training_unless_told_otherwise(tmp_path):
     make_run(tmp_path / "run", level=100.0)
     scores = {}
-    for name in (None, "last_tenth", "evaluation"):
+    for name in (None, "evaluation"):
         (chosen,) = report(tmp_path, score=name).primary
         scores[name] = chosen.metric, by_seed(chosen)[1]
     # twenty records, from 5 to 100
     assert scores[None] == ("mean episode/return", pytest.approx(52.5, abs=1))
-    name, value = scores["last_tenth"]
-    assert name == "mean episode/return of the last tenth"
-    assert value == pytest.approx(97.5, abs=1.5)  # two records, of 95 and 100
     assert scores["evaluation"] == ("eval/return", pytest.approx(100, abs=5))
     assert report(tmp_path, metric="fps").primary[0].metric == "fps"
 
@@ -284,11 +281,9 @@ def test_frames_that_were_not_learned_from_are_in_the_verdict(tmp_path):
         directory = make_run(tmp_path / name, scheme=name)
         change(directory, **counts, **{"policy/dropped": dropped})
     *_, items = opening(report(tmp_path))
-    assert items[-2:] == [
+    assert [item for item in items if "learn" in item] == [
         "Warning: much did not learn from 900 (90%) of the frames of a run; its runs made 6 "
-        "updates.",
-        "ppo on CartPole-v1: fewer than a tenth of the frames were not learned from in "
-        "1 setting: see Synchronisation, below.",
+        "updates."
     ]
 
 

@@ -24,7 +24,6 @@ from harness.report.comparisons import (
 )
 from harness.report.statistics import (
     band,
-    caution,
     equivalence_test,
     estimate,
     holm,
@@ -101,14 +100,6 @@ def test_one_seed_has_no_interval():
     found = estimate(np.array([4.0]))
     assert found.value == 4
     assert not found.has_interval
-
-
-def test_few_seeds_come_with_a_caution():
-    assert caution(0) == "no seed: no number"
-    assert caution(1) == "one seed: no interval"
-    assert "3 seeds" in caution(3)
-    assert "9 seeds" in caution(9)
-    assert caution(10) == ""
 
 
 def test_intervals_of_as_few_seeds_as_come_with_a_caution_hold_the_truth_too_rarely():
