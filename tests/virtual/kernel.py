@@ -368,6 +368,7 @@ class Kernel:
         self.listening: dict[str, Listening] = {}
         self.current: Task | None = None
         self.spawning: Process | None = None  # a process whose arguments are being pickled
+        self.disk_is_full = False
         self.overrun = ""  # why the story was ended by force
         self.digest = 0
         self.verbose = verbose

@@ -24,10 +24,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction, resource_tracker
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import collectors.rollout.shared_counters
+import collectors.schedule.recording
 import collectors.workers.process_lifetime
 import collectors.workers.worker_loop
 import sync.channel_interface
@@ -387,6 +389,47 @@ def copy_leaf_in_turns(target: Any, source: Any, **options: Any) -> bool:
     """Another process may be next before each tensor of a block is copied."""
     kernel().step("copy")
     return copy_leaf(target, source, **options)
+
+
+# -- a disk
+
+
+class DiskPath:
+    """In place of `Path`, for a file that is added to."""
+
+    def __init__(self, path: Any):
+        self._path = Path(path)
+
+    def absolute(self) -> DiskPath:
+        return self
+
+    def open(self, mode: str, encoding: str) -> DiskFile:
+        assert (mode, encoding) == ("a", "utf-8")
+        return DiskFile(self._path)
+
+
+class DiskFile:
+    """A file of a disk that may be full; what is written then is there in part."""
+
+    def __init__(self, path: Path):
+        kernel().step("open")
+        self._path = path
+
+    def __enter__(self) -> DiskFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Each write is on the disk at once."""
+
+    def write(self, text: str) -> int:
+        k = kernel()
+        k.step("write")
+        room = k.random.randrange(len(text)) if k.disk_is_full else len(text)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(text[:room])
+        if room < len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return room
 
 
 # -- threading
@@ -766,6 +809,7 @@ SINGLE: list[tuple[ModuleType, str, Any]] = [
     (sync.schemes.shared_mem, "as_bytes", watched_bytes),
     (sync.model.copying, "copy_leaf", copy_leaf_in_turns),
     (sync.model.binding, "copy_leaf", copy_leaf_in_turns),
+    (collectors.schedule.recording, "Path", DiskPath),
     (collectors.workers.worker_loop, "gc", SimpleNamespace(freeze=_none)),
 ]
 # What a module of the product keeps for its process.

@@ -20,6 +20,7 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 
 from collectors.multi import MultiAsyncCollector, MultiSyncCollector
+from collectors.schedule.recording import RecordedSchedule
 from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 from sync.effects.slow_link import Link
 from sync.errors import WorkerError, WorkerRaised
@@ -30,7 +31,7 @@ from tests.virtual.world import Numbers, Witness, World, index_of
 
 TIMEOUT_S = 10.0  # of collectors and schemes
 START_TIMEOUT_S = 20.0
-LEAVE_S = 5.0  # in which workers leave after their trainer has gone
+SCHEDULE = "schedule.jsonl"
 
 
 @dataclass(frozen=True)
@@ -60,21 +61,23 @@ class Plan:
     machine: dict[str, Any]
     num_envs: int
     step_s: float
+    is_free: bool = False  # a thread collects, while the first one publishes
     calls: dict[int, str] = field(default_factory=dict)  # what the trainer does, by batch
     faults: tuple[Fault, ...] = ()
 
     def __str__(self) -> str:
         options = {**self.options, **self.scheme_options, **self.machine}
         options = {name: value for name, value in options.items() if value not in (None, False)}
+        free = " free" if self.is_free else ""
         return (
-            f"{self.collector} {self.scheme}, {self.batches} batches, {self.num_envs} environments,"
-            f" {options}, calls {self.calls}"
+            f"{self.collector} {self.scheme}{free}, {self.batches} batches, {self.num_envs} "
+            f"environments, {options}, calls {self.calls}"
         )
 
 
 # -- drawing
 
-KINDS = ("kill", "trouble", "stop", "suspend", "descriptors", "refuse", "kill trainer")
+KINDS = ("kill", "trouble", "stop", "suspend", "descriptors", "refuse", "disk", "kill trainer")
 TROUBLES = ("raise", "sys.exit", "exit", "hang")
 CALLS = (
     "counts", "stats", "pause", "attribute", "seed", "reset", "save", "stall",
@@ -98,6 +101,7 @@ def draw(seed: int) -> Plan:
         machine=_machine(rng),
         num_envs=rng.choice([1, 1, 2]),
         step_s=rng.choice([0.0001, 0.001, 0.01]),
+        is_free=rng.random() < 0.25,
         calls=_calls(rng, batches),
     )
     if plan.options.get("apply_at") == "episode":
@@ -128,7 +132,7 @@ def _options(rng: random.Random, collector: str) -> dict[str, Any]:
         options["batches_ahead"] = rng.choice([1, 2, 3])
         options["max_lag"] = rng.choice([None, None, 0, 1, 3])
         if rng.random() < 0.3:
-            options["record_schedule"] = "schedule.jsonl"
+            options["record_schedule"] = SCHEDULE
     elif rng.random() < 0.3:
         options["preemptive_threshold"] = 0.5
     return options
@@ -172,6 +176,8 @@ def _faults(rng: random.Random, plan: Plan) -> tuple[Fault, ...]:
                 fault = replace(fault, how=rng.choice([0.5, 5.0, 1000.0]))
             elif kind == "trouble":
                 fault = replace(fault, how=float(rng.randrange(len(TROUBLES))))
+            elif kind == "disk":
+                fault = replace(fault, how=rng.choice([100, 1000]))
             elif kind == "descriptors":
                 fault = replace(fault, worker=rng.randrange(-1, workers), how=rng.choice([20, 300]))
             faults.append(fault)
@@ -191,6 +197,7 @@ class Outcome:
     world: World
     kernel: Kernel
     struck: set[str]
+    schedule: list[tuple[int, ...]] | None = None  # the batches of the recording, if there is one
 
     @property
     def findings(self) -> list[str]:
@@ -288,6 +295,16 @@ class Strikes:
             process.few_fds = True
             self._again.append((fault.at + int(fault.how), lambda: _allow(process)))
 
+    def _disk(self, fault: Fault) -> None:
+        """The disk is full for so many events."""
+        self._note(fault)
+        self._world.excuses.append("full disk")
+        self._kernel.disk_is_full = True
+        self._again.append((fault.at + int(fault.how), self._free_disk))
+
+    def _free_disk(self) -> None:
+        self._kernel.disk_is_full = False
+
     def _refuse(self, fault: Fault) -> None:
         self._note(fault)
         self._world.refusals += 1
@@ -303,18 +320,33 @@ def tell(plan: Plan, *, verbose: bool = False) -> Outcome:
     kernel = Kernel(plan.seed, verbose=verbose, **plan.machine)
     world = worlds.current = World(step_s=plan.step_s)
     strikes = Strikes(plan, kernel, world)
-    with tempfile.TemporaryDirectory(prefix="virtual-") as folder, modules.virtual(kernel):
+    with tempfile.TemporaryDirectory(prefix="virtual-") as folder:
         gc.disable()
         try:
-            first = kernel.run(lambda: Trainer(plan, world, Path(folder)).run())
+            with modules.virtual(kernel):
+                first = kernel.run(lambda: Trainer(plan, world, Path(folder)).run())
         finally:
             gc.enable()
             worlds.current = None
+        schedule = _recorded(Path(folder, SCHEDULE), world)
     error = first.error
     end = "done" if error is None and first.status == 0 else "failed"
     if first.status < 0:
         end = "killed"
-    return Outcome(plan, end, error, world, kernel, strikes.struck)
+    return Outcome(plan, end, error, world, kernel, strikes.struck, schedule)
+
+
+def _recorded(path: Path, world: World) -> list[tuple[int, ...]] | None:
+    """The worker and the versions of each batch of a recording."""
+    if not path.exists():
+        return None
+    try:
+        batches = RecordedSchedule(path).batches
+    except ValueError as error:
+        if "is empty" not in str(error):
+            world.find(f"the recorded schedule cannot be read: {error}")
+        return None
+    return [(one.worker, *(n for pair in one.versions for n in pair)) for one in batches]
 
 
 def make_one() -> Any:
@@ -355,11 +387,14 @@ class Trainer:
             timeout=TIMEOUT_S,
             start_timeout=START_TIMEOUT_S,
             weight_sync_schemes={"policy": scheme},
+            replay_buffer=self if plan.is_free else None,
             **options,
         )
         world.collector = self.collector = collector
         try:
             self._note_versions()
+            if plan.is_free:
+                collector.start()
             for number in range(plan.batches):
                 self._iterate(number, plan.calls.get(number, ""))
             self._count()
@@ -367,6 +402,12 @@ class Trainer:
             self._note_versions()
             collector.shutdown()
             self._check_left()
+
+    def extend(self, batch: Any) -> None:
+        """What a thread that collects calls, as of a replay buffer."""
+        self.kernel.note("trainer: takes a batch")
+        self._note_versions()
+        self._take(batch)
 
     def _scheme(self) -> WeightSyncScheme:
         kinds: dict[str, type[WeightSyncScheme]] = {
@@ -379,11 +420,19 @@ class Trainer:
         if call:
             self.kernel.note(f"trainer: {call}")
             self._call(call)
-        batch = self.collector.next()
-        self.kernel.note("trainer: takes a batch")
-        self._note_versions()
-        self._take(batch)
+        if self.plan.is_free:
+            self.kernel.wait(lambda: self.update > number or not self.collector.running, 100.0)
+        else:
+            try:
+                batch = self.collector.next()
+            except OSError:
+                if "full disk" not in self.world.excuses:
+                    raise
+                self.kernel.note("trainer: goes on with a full disk")
+                return
+            self.extend(batch)
         for _ in range(20 if call == "many" else 1):
+            self._note_versions()
             self.world.number += 1
             self.policy.fill(self.world.number)
             self._publish(call)
@@ -407,7 +456,7 @@ class Trainer:
             self.kernel.sleep(30.0)
         elif call == "save":
             self.saved = collector.state_dict()
-        elif call == "not finite":
+        elif call == "not finite" and not self.plan.is_free:
             self.policy.fill(float("nan"))
             try:
                 collector.update_policy_weights_()
@@ -484,7 +533,14 @@ class Trainer:
         return stamp if stamp in versions else versions[0]
 
     def _count(self) -> None:
-        counts = self.collector.counts()
+        if self.plan.is_free:  # between two batches of the thread
+            with self.collector.pause():
+                counts = self.collector.counts()
+                self._write_counts(counts)
+        else:
+            self._write_counts(self.collector.counts())
+
+    def _write_counts(self, counts: dict[str, Any]) -> None:
         names = ("collected", "delivered", "dropped", "in_flight")
         self.world.write("counts", **{name: int(counts[name]) for name in names})
         made = sum(self.world.made.values())

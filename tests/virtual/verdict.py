@@ -21,6 +21,8 @@ def judge(outcome: Outcome) -> list[str]:
     findings += _judge_end(outcome)
     findings += _judge_time(outcome)
     findings += _judge_trace(outcome)
+    findings += _judge_frames(outcome)
+    findings += _judge_schedule(outcome)
     return findings
 
 
@@ -35,7 +37,7 @@ def _judge_end(outcome: Outcome) -> list[str]:
         return [f"end: it failed without a fault that explains it: {text}"]
     if isinstance(error, WorkerError):
         return [] if "worker" in str(error) else [f"end: the error names no worker: {text}"]
-    if isinstance(error, OSError) and "no descriptors" in excuses:
+    if isinstance(error, OSError) and {"no descriptors", "full disk"} & set(excuses):
         return []
     return [f"end: an error of another kind: {text}"]
 
@@ -54,7 +56,12 @@ def _judge_trace(outcome: Outcome) -> list[str]:
     lag = outcome.plan.options.get("max_lag")
     calls = outcome.plan.calls.values()
     is_limited = lag is not None and outcome.plan.options["apply_at"] != "episode"
-    is_limited = is_limited and not outcome.plan.faults and not {"many", "one worker"} & set(calls)
+    is_limited = (
+        is_limited
+        and not outcome.plan.faults
+        and not outcome.plan.is_free
+        and not {"many", "one worker"} & set(calls)
+    )
     limit = Limit(lag if is_limited else None, "taken", "versions")
     with tempfile.TemporaryDirectory(prefix="virtual-") as folder:
         path = Path(folder, "events.jsonl")
@@ -63,3 +70,29 @@ def _judge_trace(outcome: Outcome) -> list[str]:
             return []
         result = check(path, limit)
     return [f"{one.rule.name}: {one.first}" for one in result.broken]
+
+
+def _judge_frames(outcome: Outcome) -> list[str]:
+    """Of each environment, what was taken is without a gap: no frame is lost between two others."""
+    if {"seed", "reset"} & set(outcome.plan.calls.values()):
+        return []
+    steps: dict[int, list[int]] = {}
+    for event in outcome.world.events:
+        if event["event"] == "take":
+            steps.setdefault(event["worker"], []).append(event["sample"])
+    for worker, taken in steps.items():
+        if taken != list(range(len(taken))) and "full disk" not in outcome.world.excuses:
+            return [f"gap: of environment {worker} these steps were taken: {taken}"]
+    return []
+
+
+def _judge_schedule(outcome: Outcome) -> list[str]:
+    """The recording has the batches that were taken."""
+    recorded = outcome.schedule
+    if recorded is None or "full disk" in outcome.world.excuses or outcome.end == "killed":
+        return []
+    batches = sum(1 for event in outcome.world.events if event["event"] == "take")
+    frames = 4 * outcome.plan.num_envs
+    if outcome.end == "done" and len(recorded) * frames != batches:
+        return [f"schedule: {len(recorded)} batches are recorded, and {batches} frames were taken"]
+    return []

@@ -155,6 +155,7 @@ class Numbers(nn.Module):
     def fill(self, number: float) -> None:
         with torch.no_grad():
             for tensor in (self.first, self.second, self.third):
+                modules.kernel().step("fill")
                 tensor.fill_(number)
         self.extra = 0 if math.isnan(number) else int(number)
 
