@@ -314,10 +314,12 @@ class BaseCollector(ABC):
 
     def _gather(self) -> TensorDict:
         """The next batch: of those workers whose turn it is."""
-        taken = [self.pool.take(worker) for worker in self.turns.next()]
-        newest = [part.newest for part in taken if part.newest is not None]
-        self.newest_at_end = max(newest, default=None)
+        taken: list[WorkerBatch] = []
         try:
+            for worker in self.turns.next():
+                taken.append(self.pool.take(worker))
+            newest = [part.newest for part in taken if part.newest is not None]
+            self.newest_at_end = max(newest, default=None)
             batch = self._assemble(taken)
         except BaseException:
             for part in taken:

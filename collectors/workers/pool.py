@@ -421,7 +421,13 @@ class WorkerPool:
                 handle.trajectories.restart()
                 handle.numbered = batch.generation
         if self.recorder is not None:
-            self.recorder.note(batch)
+            try:
+                self.recorder.note(batch)
+            except BaseException:  # the disk is full, say: the recording ends with the last batch
+                self.recorder = None
+                self.discard(batch)
+                self.release(batch)
+                raise
         return batch
 
     def discard(self, batch: WorkerBatch) -> None:

@@ -346,7 +346,7 @@ class Kernel:
         pipe_bytes: int = 1 << 18,
         has_store_buffers: bool = True,
         slow: float = 0.0,
-        most_events: int = 400_000,
+        most_events: int = 60_000,
         most_s: float = 3600.0,
         verbose: bool = False,
     ):

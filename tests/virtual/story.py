@@ -364,7 +364,7 @@ class Trainer:
         self.plan, self.world, self.folder = plan, world, folder
         self.kernel = modules.kernel()
         self.policy = Numbers()
-        self.saved: Any = None
+        self.number = 0  # of the batch that it is at
         self.update = 0
         self.calls = 0
 
@@ -403,6 +403,11 @@ class Trainer:
             collector.shutdown()
             self._check_left()
 
+    def await_room(self, seconds: float) -> bool:
+        """The thread is ahead of this program by a few batches at most."""
+        self.kernel.wait(lambda: self.update < self.number + 3, seconds)
+        return self.update < self.number + 3
+
     def extend(self, batch: Any) -> None:
         """What a thread that collects calls, as of a replay buffer."""
         self.kernel.note("trainer: takes a batch")
@@ -417,6 +422,7 @@ class Trainer:
         return kinds[self.plan.scheme](timeout=TIMEOUT_S, **self.plan.scheme_options)
 
     def _iterate(self, number: int, call: str) -> None:
+        self.number = number
         if call:
             self.kernel.note(f"trainer: {call}")
             self._call(call)
@@ -453,9 +459,9 @@ class Trainer:
         elif call == "reset":
             self._unless_recording(collector.reset)
         elif call == "stall":
-            self.kernel.sleep(30.0)
+            self.kernel.sleep(0.05 if self.plan.is_free else 30.0)
         elif call == "save":
-            self.saved = collector.state_dict()
+            collector.state_dict()
         elif call == "not finite" and not self.plan.is_free:
             self.policy.fill(float("nan"))
             try:

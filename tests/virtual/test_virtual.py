@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tests.virtual import modules, shrink
 from tests.virtual.kernel import Kernel
 from tests.virtual.planted import read_planted
 from tests.virtual.sometimes import OCCURRENCES
-from tests.virtual.story import Fault, Outcome, Plan, draw, tell
+from tests.virtual.story import SCHEDULE, Fault, Outcome, Plan, draw, tell
 from tests.virtual.verdict import judge
 
 QUIET = Plan(
@@ -107,11 +108,21 @@ def test_a_planted_fault_is_found_and_named_by_a_rule(name):
 def test_a_worker_that_stops_while_it_is_idle_is_replaced_when_a_blocking_send_is_late():
     """It owes no batch then, so the pool did not see that it hangs."""
     at = moment_of("poll", process="lockstep-worker-0", batch=2)
-    plan = Plan(**{**vars(QUIET), "faults": (Fault("stop", at, 0, 30.0),)})
-    outcome = tell(plan)
+    outcome = tell(replace(QUIET, faults=(Fault("stop", at + 2, 0, 30.0),)))
     assert judge(outcome) == []
     assert outcome.end == "done"
     assert len(outcome.kernel.processes) == 4
+
+
+def test_a_schedule_that_cannot_be_written_loses_no_memory_and_counts_no_frame_as_delivered():
+    """The batch whose line was not written counted as delivered, and its memory was never free."""
+    options = {**QUIET.options, "batches_ahead": 1, "record_schedule": SCHEDULE}
+    plan = replace(QUIET, batches=8, collector="multi_async", options=options)
+    at = moment_of("write", process="trainer", batch=2, plan=plan)
+    outcome = tell(replace(plan, faults=(Fault("disk", at, how=400.0),)))
+    assert any("goes on with a full disk" in line for line in outcome.kernel.log)
+    assert judge(outcome) == []
+    assert outcome.end == "done"
 
 
 def test_a_message_that_is_being_sent_while_everything_is_suspended_is_not_given_up():
@@ -145,9 +156,9 @@ def run_alone(function: Callable[[], Any]) -> Any:
     return results[0]
 
 
-def moment_of(what: str, *, process: str, batch: int) -> int:
-    """The event at which a process does this first, after so many batches of the quiet story."""
-    log = tell(QUIET, verbose=True).kernel.log
+def moment_of(what: str, *, process: str, batch: int, plan: Plan = QUIET) -> int:
+    """The event at which a process does this first, after so many batches of a quiet story."""
+    log = tell(plan, verbose=True).kernel.log
     takes = [i for i, line in enumerate(log) if "trainer: takes" in line]
     line = next(one for one in log[takes[batch] :] if f"{process} " in one and one.endswith(what))
-    return int(line.split()[0]) + 1
+    return int(line.split()[0]) - 1
