@@ -1,5 +1,6 @@
 """The command: so many random faults, each to a whole run, and what was wrong afterwards.
 
+python -m benchmarks.chaos --seed 7
 python -m benchmarks.chaos --faults 500 --seed 7 --jobs 2
 python -m benchmarks.chaos --seed 7 --only 37
 python -m benchmarks.chaos --faults 50 --seed 7 --traced
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.chaos import verdict
-from benchmarks.chaos.faults import Fault, draw
+from benchmarks.chaos.faults import Fault, draw, kinds
 from benchmarks.chaos.victim import Victim
 from harness.run.checkpoints import Checkpoints
 
@@ -205,7 +206,7 @@ def main(given: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.chaos", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--faults", type=int, default=500, help="how many have to strike")
+    parser.add_argument("--faults", type=int, help="how many strike; by default one of each kind")
     parser.add_argument("--seed", type=int, help="of what is drawn; random if not given")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--only", type=int, nargs="+", help="the faults of these numbers")
@@ -223,6 +224,7 @@ def main(given: list[str]) -> int:
         subprocess.run(["mount", "-t", "tmpfs", "chaos", str(verdict.SHM)], check=True)
     if arguments.seed is None:
         arguments.seed = random.randrange(10**6)
+    arguments.faults = arguments.faults or len(kinds(mounts=mounts))
     print(f"seed {arguments.seed}; disks of their own: {'yes' if mounts else 'no'}", flush=True)
     place = Path(tempfile.mkdtemp(prefix="chaos-"))
     began = time.monotonic()

@@ -51,28 +51,35 @@ class Fault:
 
 
 def draw(seed: int, number: int, *, mounts: bool) -> Fault:
-    """The fault of this number, always the same."""
+    """The fault of this number, always the same. Each round of numbers has one of each kind.
+
+    What virtual time holds (tests/virtual) is not repeated here: races between threads, processes
+    and messages, which need many faults. Here are real signals, disks, limits and sockets.
+    """
     rng = random.Random(f"{seed}/{number}")
-    kinds = {
-        interrupt: 24,
-        kill_trainer: 10,
-        hold_process: 8,
-        hit_worker: 18,
-        hit_helper: 6,
-        hit_host: 6,
-        hit_actor: 3,
-        trouble: 16,
-        descriptors: 5,
-        memory: 5,
-        file_size: 3,
-        clock: 2,
-        lost_directory: 2,
-        wandb: 3,
-    }
-    if mounts:
-        kinds |= {full_disk: 6, locked_disk: 3, no_shared_memory: 3}
-    (kind,) = rng.choices(list(kinds), list(kinds.values()))
-    return kind(rng)
+    every = kinds(mounts=mounts)
+    return every[number % len(every)](rng)
+
+
+def kinds(*, mounts: bool) -> list[Callable[[random.Random], Fault]]:
+    """All kinds of faults that can be drawn here."""
+    always = [
+        interrupt,
+        hit_worker,
+        trouble,
+        kill_trainer,
+        hold_process,
+        hit_helper,
+        hit_host,
+        hit_actor,
+        descriptors,
+        memory,
+        file_size,
+        clock,
+        lost_directory,
+        wandb,
+    ]
+    return [*always, full_disk, locked_disk, no_shared_memory] if mounts else always
 
 
 # -- where

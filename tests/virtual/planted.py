@@ -55,7 +55,6 @@ MUTANTS = [
     "worker-outlives-trainer",
     "pacing-one-too-many",
     "pipe-drops-long-messages",
-    "split-message-is-lost",
     "refused-weights-are-where-a-successor-looks",
     "extra-state-is-that-of-the-beginning",
 ]
