@@ -300,16 +300,14 @@ def table(rows: Iterable[Row], *, peers: bool) -> str:
 
 def stages_table(rows: Iterable[Row]) -> str:
     """Where the time of a send goes, in ms."""
-    rows = list(rows)
-    columns = ["floats", "scheme", "send", *rows[0].stages]
-    return markdown(
-        columns,
-        [
-            [row.model, row.scheme, f"{row.ours['p50']:.3f}"]
-            + [f"{value:.3f}" for value in row.stages.values()]
-            for row in rows
-        ],
-    )
+    lines = []
+    columns: list[str] = []
+    for row in rows:
+        send, stages = row.ours["p50"], row.stages
+        parts = {"send": send, **stages, "rest": send - stages["pack"] - stages["ack"]}
+        columns = ["floats", "scheme", *parts]
+        lines.append([row.model, row.scheme, *(f"{value:.3f}" for value in parts.values())])
+    return markdown(columns, lines)
 
 
 NOTES = """\
@@ -317,6 +315,10 @@ NOTES = """\
 see every step before it is sent. "Copying": the trainer keeps memory of its own, and a send carries
 the weights. "memcpy": one copy of the same bytes by one thread. "eventfd": a round trip between two
 processes."""
+STAGES = """\
+Medians in ms. pack: check and copy. publish: to announce the version and to wake the workers. Of
+the slower worker, wake: from the end of pack until it saw the version; apply: from then until it
+used it; ack: both. rest: what is left of the send, such as the way of the last answer."""
 
 
 def save(name: str, output: Path, rows: Iterable[Any]) -> None:
@@ -367,10 +369,7 @@ def main() -> int:
     print(f"Blocking send to {WORKERS} workers, p50 / p95 in ms ({about}):\n")
     print(table(rows, peers=peers))
     print(f"\n{NOTES}\n")
-    print("Medians in ms. pack: check and copy. Of the slower worker, wake: from the publication")
-    print(
-        "until it saw the version; apply: until it used it; ack: until the trainer knew, in all.\n"
-    )
+    print(f"{STAGES}\n")
     print(stages_table(rows) + "\n")
     print("\n".join(filter(None, (aim.verdict(rows) for aim in AIMS))))
     save("sync_latency", arguments.output, rows)
