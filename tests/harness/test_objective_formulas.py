@@ -229,16 +229,20 @@ def dppo(divergence: str) -> Reference:
     return gain
 
 
-def vaco(batch: Batch, now: Numbers, still: Numbers) -> float:
+def vaco(limit: float) -> Reference:
     """Honari et al. 2026: beyond the limit, no frame has a gradient that adds to the variation."""
-    counted = batch.counted()
-    variation = sum(abs(ratio(batch.acted, still, i) - 1) for i in counted) / len(counted) / 2
-    total = 0.0
-    for i in counted:
-        sign = math.copysign(1, ratio(batch.acted, still, i) - 1)
-        if variation <= 0.1 or batch.advantages[i] * sign < 0:
-            total += ratio(batch.acted, now, i) * batch.advantages[i]
-    return total
+
+    def gain(batch: Batch, now: Numbers, still: Numbers) -> float:
+        counted = batch.counted()
+        variation = sum(abs(ratio(batch.acted, still, i) - 1) for i in counted) / len(counted) / 2
+        total = 0.0
+        for i in counted:
+            sign = math.copysign(1, ratio(batch.acted, still, i) - 1)
+            if variation <= limit or batch.advantages[i] * sign < 0:
+                total += ratio(batch.acted, now, i) * batch.advantages[i]
+        return total
+
+    return gain
 
 
 # -- by episode
@@ -386,7 +390,8 @@ CASES: list[tuple[Any, Reference, Sequence[float]]] = [
     ("m2po", m2po, OF_FRAMES),
     ({"dppo": {"limit": 0.15, "weight_cap": 1.5}}, dppo("tv"), OF_FRAMES),
     ({"dppo": {"divergence": "kl", "limit": 0.05, "weight_cap": 1.5}}, dppo("kl"), OF_FRAMES),
-    ("vaco", vaco, OF_FRAMES),
+    ("vaco", vaco(0.1), OF_FRAMES),
+    ({"vaco": {"limit": 0.3}}, vaco(0.3), OF_FRAMES),
     ("gspo", gspo_token, OF_FRAMES),
     ("sequence_is", sequence_is, OF_FRAMES),
     ({"geometric": {"low": 0.8, "high": 1.3}}, geometric, OF_FRAMES),
