@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import gymnasium as gym
 import pytest
@@ -407,6 +408,20 @@ def test_state_is_carried_and_starts_anew_with_every_episode(make, kind):
                 assert torch.equal(frame["next", "memory"], by_hand)
                 assert frame["next", "count"] == count
                 assert frame["action"] == by_hand.sum().abs().long() % NUM_ACTIONS
+
+
+def test_new_episodes_after_a_saved_state_is_loaded_begin_with_a_state_of_zero():
+    def make():
+        return Collector(
+            partial(CodeEnv, endless=True), Recurrent(), frames_per_batch=7, resume_episodes=False
+        )
+
+    with make() as first:
+        assert first.next()["next", "count"][0, -1] == 7
+        state = first.state_dict()
+    with make() as second:
+        assert second.load_state_dict(state) is False
+        assert second.next()["count"].tolist() == [[*range(7)]]
 
 
 def test_state_may_be_the_first_of_what_a_policy_takes():
