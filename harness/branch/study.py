@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -236,12 +237,12 @@ def run_branches(
     failures, times = 0, []
     with closing(run_jobs(jobs, parallel)) as ended:
         for number, (job, status, seconds) in enumerate(ended, 1):
-            summary = read_json(job.plan.directory / "summary.json")
             if status:
                 failures += 1
                 result = f"failed: {how_it_ended(job.plan.directory, job.output)}"
             else:
-                times.append((seconds, sum(summary.get(f"time/{part}_s", 0) for part in PARTS)))
+                summary = read_json(job.plan.directory / "summary.json")
+                times.append((seconds, seconds_in_loop(job.plan.directory)))
                 result = f"return {readable(return_of(summary), 4)}"
             origin = job.plan.branch.origin  # type: ignore[union-attr]
             name = f"update {origin['update']}, {origin['arm']}, repeat {origin['repeat']}"
@@ -256,6 +257,13 @@ def run_branches(
             f"{1 - loop / whole:.0%}"
         )
     return FAILED if failures else 0
+
+
+def seconds_in_loop(directory: Path) -> float:
+    """Of a branch's own records: its summary has those of its parent, too."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return sum(record.get(f"time/{part}_s", 0.0) for record in records for part in PARTS)
 
 
 def lack_of_room(study: Study, starts: Iterable[Path]) -> str:

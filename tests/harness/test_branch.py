@@ -23,6 +23,7 @@ from collectors.rollout.environment import Environments
 from collectors.rollout.make_environment import make_environments
 from harness import reproduce
 from harness.branch.command import main
+from harness.branch.study import PARTS, seconds_in_loop
 from harness.config.plan import plan_run
 from harness.environments.factory import EnvFactory
 from harness.files import flatten, read_json, to_yaml, write_json
@@ -125,6 +126,9 @@ def test_what_is_done_is_not_done_again(capsys):
     out = capsys.readouterr().out
     assert "2 branches in out" in out
     assert re.search(r"a branch took \d+\.\d s, of which its start and its end are \d+%", out)
+    later = Path("out/update-5/control/1")
+    of_all = sum(read_json(later / "summary.json")[f"time/{part}_s"] for part in PARTS)
+    assert 0 < seconds_in_loop(later) < of_all  # without the parent's part
     assert read_json(CONTROL / "1/manifest.json") == before
 
 
