@@ -23,7 +23,7 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
         ("harness.run.run_lifetime:open_directory", 1),
         ("harness.run_directory:RunDir._claim", 1),
         ("harness.files:write_json", 3),
-        ("harness.run_directory:RunDir.logging", 1),
+        ("harness.logging.run_log:run_log", 1),
         ("harness.logging:make_loggers", 1),
         ("harness.run.build:make_scheme", 1),
         ("harness.run.build:make_collector", 1),

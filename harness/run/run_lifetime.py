@@ -27,6 +27,7 @@ from harness.errors import ConfigError
 from harness.files import one_line, read_json
 from harness.logging import Loggers, RunInfo, make_loggers
 from harness.logging.display import Display
+from harness.logging.run_log import run_log
 from harness.measures.sync_meter import SyncMeter
 from harness.options.collectors import JoiningCollectorConfig
 from harness.options.run import Config
@@ -150,7 +151,7 @@ def _execute(plan: RunPlan) -> Outcome:
     # Signals wait while the directory is made, and while the end is written into it.
     with Interruption(WRITTEN) as interruption:
         run_dir = open_directory(plan)
-        with run_dir.logging():
+        with run_log(run_dir.log):
             return RunLifetime(plan, run_dir, learner, display, interruption, state).outcome()
 
 
@@ -174,7 +175,7 @@ def saved_state(plan: RunPlan, learner: Learner) -> tuple[int, dict[str, Any]]:
     run_dir = RunDir(plan.directory)
     try:
         run_dir.check()
-        with run_dir.logging():
+        with run_log(run_dir.log):
             frames, state = Checkpoints(run_dir.checkpoints, run=run_dir.read_id()).load()
         with fits_this_run():
             if state["frames"] != frames or not isinstance(state["collector"], dict):

@@ -13,6 +13,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.files import plain, read_json, write_atomic, write_json
+from harness.logging.run_log import run_log
 from harness.run.provenance import command, manifest
 from harness.run_directory import RunDir, RunDirInUse
 from tests.harness.small import little_room
@@ -99,7 +100,7 @@ def test_going_on_takes_back_the_records_after_the_checkpoint(tmp_path):
 
 def test_what_is_logged_and_warned_of_is_in_the_log(tmp_path):
     run_dir = opened(tmp_path / "run")
-    with run_dir.logging():
+    with run_log(run_dir.log):
         logging.getLogger("somewhere").info("a fact")
         with warnings.catch_warnings():
             warnings.simplefilter("always")
@@ -173,7 +174,7 @@ def test_a_run_whose_end_cannot_be_written_is_not_done(tmp_path, full_disk):
 def test_a_log_that_cannot_be_written_is_said_once_and_stops_nobody(tmp_path, capsys, trouble):
     run_dir = opened(tmp_path / "run")
     run_dir.log.symlink_to("/dev/full" if trouble == "a full disk" else tmp_path)
-    with run_dir.logging():
+    with run_log(run_dir.log):
         logging.getLogger("harness").info("one")
         logging.getLogger("harness").info("two")
     said = capsys.readouterr().err
