@@ -1,6 +1,6 @@
 """Frames a second of PPO's updates alone: ours, eager and compiled, beside bare loops.
 
-    .venv/bin/python benchmarks/update.py [--rounds 5] [--updates 20]
+    .venv/bin/python docs/performance/update.py [--rounds 5] [--updates 20]
 
 CartPole's size: batches of 8 x 128 frames, minibatches of 256, 4 epochs, two networks of 64 x 64
 with tanh, one torch thread. The bare loops compute the same loss from prepared frames: no
@@ -28,10 +28,10 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.update_limit import Limit  # noqa: E402
+from docs.performance.update_limit import Limit  # noqa: E402
 from harness.algorithms.interface import Setup  # noqa: E402
 from harness.algorithms.ppo import PPO, PPOConfig  # noqa: E402
 from harness.models.encoders import MLPConfig  # noqa: E402

@@ -1,6 +1,6 @@
 """What a short run costs beside its training: the start and the end of a program.
 
-    .venv/bin/python benchmarks/start.py [--rounds 5] [--jobs 8] [--cleanrl PATH]
+    .venv/bin/python docs/performance/start.py [--rounds 5] [--jobs 8] [--cleanrl PATH]
 
 PPO on CartPole-v1 for 2,048 frames, by `run.py` alone, and as one of several jobs of a sweep with
 `hydra/launcher=local`, one after another. A job's cost there is that of a sweep of several less
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.contest import OUR_PYTHON, PEER_PYTHON  # noqa: E402

@@ -1,6 +1,6 @@
 """How many frames a second a training can have, if it is arithmetic alone.
 
-    .venv/bin/python benchmarks/limits.py [--algos sac,pong]
+    .venv/bin/python docs/performance/limits.py [--algos sac,pong]
 
 Two short runs of the training benchmark are done, one longer than the other, and their floating
 point operations are counted. The difference, divided by the frames, is what a frame costs: acting
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.train_case import SAC, Training  # noqa: E402

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from benchmarks import update
-from benchmarks.update_limit import Limit
+from docs.performance import update
+from docs.performance.update_limit import Limit
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 

@@ -1,5 +1,5 @@
 // PPO's gradient step at CartPole's size, written for one processor and for nothing else: what
-// benchmarks/update.py takes as the limit. Two networks of 4-64-64-k with tanh, minibatches of 256:
+// docs/performance/update.py takes as the limit. Two networks of 4-64-64-k with tanh, minibatches of 256:
 // forward, the clipped loss, backward, clipping by norm and Adam.
 //
 // Parameters lie one after another as torch's layers have them: weight [out][in], bias [out].

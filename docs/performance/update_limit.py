@@ -1,4 +1,4 @@
-"""The limit of benchmarks/update.py: update_limit.cpp, compiled with g++ and called by ctypes."""
+"""The limit of update.py: update_limit.cpp, compiled with g++ and called by ctypes."""
 
 from __future__ import annotations
 
