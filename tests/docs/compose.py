@@ -13,13 +13,10 @@ import importlib
 import io
 import json
 import sys
-from functools import partial
 from typing import Any
 
-from harness import command
-from harness.config import application, sweep
-from harness.config import compose as composing
-from tests.conftest import store_new_options
+from harness import application, command
+from harness.sweep import sweep
 
 MOST_JOBS = 2
 
@@ -66,7 +63,6 @@ def stop_at_the_start() -> None:
         found = all_jobs(*args, **kwargs)
         return found[:: 1 + len(found) // MOST_JOBS]
 
-    composing.store_options = partial(store_new_options, composing.store_options)
     check_sweep, all_jobs = sweep.Sweep.check, sweep.jobs_of
     sweep.jobs_of = some_jobs
     sweep.Sweep.check = checked
