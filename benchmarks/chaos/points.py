@@ -88,20 +88,20 @@ WITH_DIRECTORY = (*WITH_WORKERS, "starting workers", "saving")
 WORKER: dict[str, list[tuple[str, int]]] = {
     "starting": [
         ("collectors.workers.worker_loop:main", 1),
-        ("collectors.workers.worker_loop:Worker.prepare", 1),
+        ("collectors.workers.worker_loop:WorkerLoop.prepare", 1),
         ("collectors.workers.worker_loop:steps_of", 1),
-        ("collectors.workers.worker_loop:Worker._connect", 1),
+        ("collectors.workers.worker_loop:WorkerLoop._connect", 1),
     ],
     "collecting": [
-        ("collectors.workers.worker_loop:Worker._collect", 8),
-        ("collectors.workers.worker_loop:Worker._share", 1),
-        ("collectors.workers.worker_loop:Worker._poll_control", 200),
+        ("collectors.workers.worker_loop:WorkerLoop._collect", 8),
+        ("collectors.workers.worker_loop:WorkerLoop._share", 1),
+        ("collectors.workers.worker_loop:WorkerLoop._poll_control", 200),
         ("collectors.rollout.rollout:Rollout.collect", 8),
     ],
     "handing over": [
         ("collectors.workers.pipe:Pipe.send", 8),
     ],
-    "taking weights": [("collectors.workers.worker_loop:Worker._take", 8)],
-    "resting": [("collectors.workers.worker_loop:Worker._rest", 4)],
-    "leaving": [("collectors.workers.worker_loop:Worker.close", 1)],
+    "taking weights": [("collectors.workers.worker_loop:WorkerLoop._take", 8)],
+    "resting": [("collectors.workers.worker_loop:WorkerLoop._rest", 4)],
+    "leaving": [("collectors.workers.worker_loop:WorkerLoop.close", 1)],
 }
