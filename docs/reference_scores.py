@@ -1,7 +1,6 @@
 """What the algorithms reach after so many frames, beside scores that others have published.
 
-    make bench BENCH=reference_scores            or
-    .venv/bin/python benchmarks/reference_scores.py [--rows ppo_acrobot,dqn_cartpole] [--parallel 2]
+    .venv/bin/python docs/reference_scores.py [--rows ppo_acrobot,dqn_cartpole] [--parallel 2]
         [--print]
 
 Each row is a sweep over seeds in outputs/reference_<row>/. What is done is not run again, so an

@@ -1,4 +1,4 @@
-"""The tables of `benchmarks/`: calibration and reference scores."""
+"""The tables of two pages: calibration and reference scores."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.calibration import Row as CalibrationRow
-from benchmarks.calibration import table, trained
-from benchmarks.reference_scores import ROWS, Row, done_runs, lines, spread
+from docs.calibration import Row as CalibrationRow
+from docs.calibration import table, trained
+from docs.reference_scores import ROWS, Row, done_runs, lines, spread
 from harness.config.compose import compose_run
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,7 @@
 """Does the simulator predict what a real run does? Its lag and its speed, beside those measured.
 
     make bench BENCH=calibration            or
-    .venv/bin/python benchmarks/calibration.py [--cases two,wan,fast_learner] [--frames 150000]
+    .venv/bin/python docs/calibration.py [--cases two,wan,fast_learner] [--frames 150000]
         [--seed 1] [--train]
 
 Each case is a run of PPO on CartPole with collector=multi_async. `harness.calibrate` reads costs
