@@ -132,19 +132,17 @@ def test_the_sweep_of_a_study_has_its_settings_and_no_others(study):
         text = job.algo.objective.replace(":", ": ")
         if text.startswith("{"):  # an objective with its options
             OmegaConf.update(job, "algo.objective", OmegaConf.create(text))
-    for name, setting in lag_studies.STUDIES[study].settings.items():
+    settings = lag_studies.STUDIES[study].settings
+    keys = {key for setting in settings.values() for key in setting}
+    options = [{key: OmegaConf.select(job, key) for key in keys} for job in jobs]
+    for name, setting in settings.items():
         matching = [
             job
-            for job in jobs
-            if all(
-                lag_studies.equal(value, OmegaConf.select(job, key))
-                for key, value in setting.items()
-            )
+            for job in options
+            if all(lag_studies.equal(value, job[key]) for key, value in setting.items())
         ]
         assert len(matching) == 1, name
-    assert len(jobs) == len(
-        {tuple(sorted(s.items())) for s in lag_studies.STUDIES[study].settings.values()}
-    )
+    assert len(jobs) == len({tuple(sorted(setting.items())) for setting in settings.values()})
 
 
 def test_each_setting_with_claims_is_a_branch_of_the_on_policy_run():
