@@ -294,16 +294,17 @@ class WorkerPool:
     def _watch(self) -> None:
         """Mark workers that owe a batch but make no progress as failed."""
         now = awake_s()
-        for handle in self.handles:
-            if handle.failure is not None or not handle.met:
-                continue
-            progress = handle.progress()
-            rests = not handle.is_busy() and (self.held or not handle.owed)
-            if progress != handle.last_progress or rests:
-                handle.last_progress, handle.moved_at = progress, now
-            elif now - handle.moved_at > (limit := handle.patience(self.options.timeout)):
-                text = f"{handle} {handle.stuck(limit)}"
-                handle.failure = WorkerTimeout(handle.index, text)
+        with self.news:  # else another thread may replace the worker meanwhile
+            for handle in self.handles:
+                if handle.failure is not None or not handle.met:
+                    continue
+                progress = handle.progress()
+                rests = not handle.is_busy() and (self.held or not handle.owed)
+                if progress != handle.last_progress or rests:
+                    handle.last_progress, handle.moved_at = progress, now
+                elif now - handle.moved_at > (limit := handle.patience(self.options.timeout)):
+                    text = f"{handle} {handle.stuck(limit)}"
+                    handle.failure = WorkerTimeout(handle.index, text)
 
     def look(self) -> None:
         """Notice workers that failed or hang, without waiting."""
@@ -503,20 +504,24 @@ class WorkerPool:
 
         `_watch` does not see it if they owe no batch. One that is busy may still answer.
         """
+
+        def state(handle: WorkerHandle) -> tuple[int, Any]:
+            return handle.generation, handle.progress()
+
         late = {
-            handle: handle.progress()
+            handle: state(handle)
             for handle in self.handles
             if handle.generation == generations.get(handle.index)
             and isinstance(error.failures.get(handle.index), WorkerTimeout)
         }
 
         def are_busy() -> bool:
-            return all(h.failure is not None or h.progress() != late[h] for h in late)
+            return all(h.failure is not None or state(h) != late[h] for h in late)
 
         if late and not self.wait(are_busy, self.options.timeout):
             with self.news:
-                for handle, progress in late.items():
-                    if handle.progress() == progress:
+                for handle, before in late.items():
+                    if state(handle) == before:
                         handle.failure = handle.failure or error.failures[handle.index]
 
     # -- asking

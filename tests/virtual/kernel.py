@@ -90,7 +90,7 @@ class Process:
         self.parent = parent
         self.main: Task | None = None
         self.fds: dict[int, File] = {}
-        self.few_fds = False  # no new descriptors
+        self.most_fds = 1 << 20  # how many descriptors it may have
         self.weight = 1.0  # how likely it is next
         self.ended = False
         self.status = 0  # as `Process.exitcode`
@@ -104,7 +104,7 @@ class Process:
 
     def add(self, file: File) -> int:
         """The number of a new descriptor, the lowest that is free."""
-        if self.few_fds:
+        if len(self.fds) >= self.most_fds:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         number = FIRST_FD
         while number in self.fds:

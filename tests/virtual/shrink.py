@@ -36,7 +36,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     for name in ("late", "split", "pipe_bytes", "slow"):
         if name in plan.machine:
             yield replace(plan, machine={k: v for k, v in plan.machine.items() if k != name})
-    for name in ("link", "verify", "zero_copy"):
+    for name in ("link", "lag", "verify", "zero_copy"):
         if name in plan.scheme_options:
             options = {k: v for k, v in plan.scheme_options.items() if k != name}
             yield replace(plan, scheme_options=options)

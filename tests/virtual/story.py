@@ -13,6 +13,7 @@ import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tests.virtual.world import Numbers, Witness, World, index_of
 TIMEOUT_S = 10.0  # of collectors and schemes
 START_TIMEOUT_S = 20.0
 SCHEDULE = "schedule.jsonl"
+FEW_EVENTS = 1500  # for which a process gets few new descriptors
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,23 @@ class Plan:
 
 # -- drawing
 
-KINDS = ("kill", "trouble", "stop", "suspend", "descriptors", "refuse", "disk", "kill trainer")
+KINDS = (
+    "kill",
+    "kill in a call",
+    "trouble",
+    "stop",
+    "suspend",
+    "descriptors",
+    "refuse",
+    "disk",
+    "kill trainer",
+)
 TROUBLES = ("raise", "sys.exit", "exit", "hang")
 CALLS = (
     "counts", "stats", "pause", "attribute", "seed", "reset", "save", "stall",
     "not finite", "one worker", "many", "none",
 )  # fmt: skip
+ASKS = ("attribute", "pause", "seed", "reset", "save", "many", "stall")
 
 
 def draw(seed: int) -> Plan:
@@ -102,8 +115,8 @@ def draw(seed: int) -> Plan:
         num_envs=rng.choice([1, 1, 2]),
         step_s=rng.choice([0.0001, 0.001, 0.01]),
         is_free=rng.random() < 0.25,
-        calls=_calls(rng, batches),
     )
+    plan = replace(plan, calls=_calls(rng, plan))
     if plan.options.get("apply_at") == "episode":
         plan = replace(plan, num_envs=1)
     return replace(plan, faults=_faults(rng, plan))
@@ -117,6 +130,8 @@ def _scheme_options(rng: random.Random, scheme: str) -> dict[str, Any]:
         options["link"] = Link(latency_ms=rng.choice([0.1, 3.0]), jitter_ms=1.0)
     if rng.random() < 0.1:
         options["verify"] = "every"
+    if rng.random() < 0.1:
+        options["lag"] = rng.choice([1, 2])
     return options
 
 
@@ -151,12 +166,14 @@ def _machine(rng: random.Random) -> dict[str, Any]:
     return machine
 
 
-def _calls(rng: random.Random, batches: int) -> dict[int, str]:
+def _calls(rng: random.Random, plan: Plan) -> dict[int, str]:
     share = rng.choice([0.0, 0.2, 0.6])
     allowed = [call for call in CALLS if rng.random() < 0.5] or ["counts"]
-    if rng.random() < 0.3:
+    if plan.is_free:  # beside the thread that replaces workers
+        share, allowed = 0.8, list(ASKS)
+    elif rng.random() < 0.3:
         share, allowed = 0.6, ["many", rng.choice(allowed)]
-    return {k: rng.choice(allowed) for k in range(batches) if rng.random() < share}
+    return {k: rng.choice(allowed) for k in range(plan.batches) if rng.random() < share}
 
 
 def _faults(rng: random.Random, plan: Plan) -> tuple[Fault, ...]:
@@ -169,7 +186,9 @@ def _faults(rng: random.Random, plan: Plan) -> tuple[Fault, ...]:
     for kind in kinds:
         for _ in range(1 if kind == "kill trainer" else rng.choice([1, 1, 2, 3])):
             fault = Fault(kind, rng.randrange(horizon), rng.randrange(workers))
-            if kind == "stop":
+            if kind == "kill in a call":
+                fault = replace(fault, how=float(rng.randrange(80)))
+            elif kind == "stop":
                 how = rng.choice([0.01, 0.5, 1.5, 30.0])
                 fault = replace(fault, how=how)
             elif kind == "suspend":
@@ -179,7 +198,9 @@ def _faults(rng: random.Random, plan: Plan) -> tuple[Fault, ...]:
             elif kind == "disk":
                 fault = replace(fault, how=rng.choice([100, 1000]))
             elif kind == "descriptors":
-                fault = replace(fault, worker=rng.randrange(-1, workers), how=rng.choice([20, 300]))
+                fault = replace(
+                    fault, worker=rng.randrange(-1, workers), how=float(rng.randrange(-4, 8))
+                )
             faults.append(fault)
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
@@ -208,7 +229,8 @@ class Strikes:
     """Lets the faults of a plan happen."""
 
     def __init__(self, plan: Plan, kernel: Kernel, world: World):
-        self._left = list(plan.faults)
+        self._in_calls = [fault for fault in plan.faults if fault.kind == "kill in a call"]
+        self._left = [fault for fault in plan.faults if fault.kind != "kill in a call"]
         self._plan, self._kernel, self._world = plan, kernel, world
         self._again: list[tuple[int, Callable[[], None]]] = []
         self.struck: set[str] = set()
@@ -218,6 +240,14 @@ class Strikes:
     def _set_next(self) -> None:
         moments = [fault.at for fault in self._left[:1]] + [at for at, _ in self._again]
         self._kernel.next_strike = min(moments, default=NEVER_NS)
+
+    def at_call(self) -> None:
+        """The trainer asks workers now."""
+        calls, self._in_calls = self._in_calls, []
+        for fault in calls:
+            at = self._kernel.events + int(fault.how)
+            self._again.append((at, partial(self._kill, replace(fault, how=0.0))))
+        self._set_next()
 
     def strike(self, number: int) -> None:
         for at, call in [one for one in self._again if one[0] <= number]:
@@ -261,6 +291,7 @@ class Strikes:
         if process is not None:
             self._note(fault, process)
             self._excuse(fault)
+            self._set_next()
             self._kernel.end_process(process, -SIGKILL)
 
     def _kill_trainer(self, fault: Fault) -> None:
@@ -292,8 +323,8 @@ class Strikes:
         if process is not None and not process.ended:
             self._note(fault, process)
             self._world.excuses.append("no descriptors")
-            process.few_fds = True
-            self._again.append((fault.at + int(fault.how), lambda: _allow(process)))
+            process.most_fds = len(process.fds) + int(fault.how)
+            self._again.append((fault.at + FEW_EVENTS, lambda: _allow(process)))
 
     def _disk(self, fault: Fault) -> None:
         """The disk is full for so many events."""
@@ -312,7 +343,7 @@ class Strikes:
 
 
 def _allow(process: Process) -> None:
-    process.few_fds = False
+    process.most_fds = 1 << 20
 
 
 def tell(plan: Plan, *, verbose: bool = False) -> Outcome:
@@ -324,7 +355,7 @@ def tell(plan: Plan, *, verbose: bool = False) -> Outcome:
         gc.disable()
         try:
             with modules.virtual(kernel):
-                first = kernel.run(lambda: Trainer(plan, world, Path(folder)).run())
+                first = kernel.run(lambda: Trainer(plan, world, strikes, Path(folder)).run())
         finally:
             gc.enable()
             worlds.current = None
@@ -360,8 +391,8 @@ def make_two() -> Any:
 class Trainer:
     """The program of the first process: collect, learn, publish."""
 
-    def __init__(self, plan: Plan, world: World, folder: Path):
-        self.plan, self.world, self.folder = plan, world, folder
+    def __init__(self, plan: Plan, world: World, strikes: Strikes, folder: Path):
+        self.plan, self.world, self.strikes, self.folder = plan, world, strikes, folder
         self.kernel = modules.kernel()
         self.policy = Numbers()
         self.number = 0  # of the batch that it is at
@@ -425,6 +456,7 @@ class Trainer:
         self.number = number
         if call:
             self.kernel.note(f"trainer: {call}")
+            self.strikes.at_call()
             self._call(call)
         if self.plan.is_free:
             self.kernel.wait(lambda: self.update > number or not self.collector.running, 100.0)
@@ -493,7 +525,8 @@ class Trainer:
             self.kernel.note("trainer: a worker has refused a version")
         else:
             has_refusals = any(fault.kind == "refuse" for fault in self.plan.faults)
-            if scheme.sync and self.plan.options["apply_at"] != "episode" and not has_refusals:
+            is_exact = not has_refusals and "lag" not in self.plan.scheme_options
+            if scheme.sync and self.plan.options["apply_at"] != "episode" and is_exact:
                 for pid in serving if ids is None else serving[:1]:
                     self.world.floors[pid] = self.world.number
         finally:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from collectors.workers.pipe import Pipe
+from sync.effects.slow_link import Link
 from tests.mutants.table import ROOT
 from tests.virtual import modules, shrink
 from tests.virtual.kernel import Kernel
@@ -123,6 +124,33 @@ def test_a_schedule_that_cannot_be_written_loses_no_memory_and_counts_no_frame_a
     assert any("goes on with a full disk" in line for line in outcome.kernel.log)
     assert judge(outcome) == []
     assert outcome.end == "done"
+
+
+def test_a_thread_that_watches_workers_does_not_meet_one_that_another_thread_replaces():
+    """Both saw that the worker hangs; one replaced it, and the other one marked its successor."""
+    plan = Plan(
+        seed=3,
+        batches=2,
+        collector="multi_async",
+        scheme="multiprocess",
+        scheme_options={"sync": True, "link": Link(latency_ms=0.1, jitter_ms=1.0)},
+        options={
+            "num_workers": 1,
+            "on_worker_failure": "restart",
+            "start_method": "forkserver",
+            "apply_at": "step",
+            "seed": 807,
+            "batches_ahead": 3,
+            "record_schedule": SCHEDULE,
+        },
+        machine={"switch": 0.3},
+        num_envs=1,
+        step_s=0.001,
+        is_free=True,
+        calls={1: "attribute"},
+        faults=(Fault("refuse", 289), Fault("stop", 530, 0, 30.0)),
+    )
+    assert judge(tell(plan)) == []
 
 
 def test_a_message_that_is_being_sent_while_everything_is_suspended_is_not_given_up():

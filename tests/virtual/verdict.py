@@ -56,6 +56,7 @@ def _judge_trace(outcome: Outcome) -> list[str]:
     lag = outcome.plan.options.get("max_lag")
     calls = outcome.plan.calls.values()
     is_limited = lag is not None and outcome.plan.options["apply_at"] != "episode"
+    is_limited = is_limited and "lag" not in outcome.plan.scheme_options
     is_limited = (
         is_limited
         and not outcome.plan.faults
