@@ -48,7 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_unchanged(copies[0], mutants, options.jobs)
         outcomes = run_all(mutants, copies)
     print_table(outcomes)
-    record(outcomes)
     if options.json:
         rows = [asdict(outcome) for outcome in outcomes]
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
@@ -108,7 +107,11 @@ def run_all(mutants: Sequence[Mutant], copies: Sequence[Path]) -> list[Outcome]:
 
     with ThreadPoolExecutor(len(copies)) as threads:
         try:
-            return list(threads.map(run, mutants))
+            outcomes = []
+            for outcome in threads.map(run, mutants):
+                record([outcome])  # at once: whoever interrupts this loses nothing
+                outcomes.append(outcome)
+            return outcomes
         except KeyboardInterrupt:
             threads.shutdown(cancel_futures=True)
             raise
