@@ -359,11 +359,11 @@ class BaseCollector(ABC):
 
         weights_dict: weights by model, for several models. worker_ids: publish only to these.
         """
-        given = [one for one in (policy_or_weights, weights, policy) if one is not None]
-        if len(given) > 1:
+        sources = [one for one in (policy_or_weights, weights, policy) if one is not None]
+        if len(sources) > 1:
             raise ValueError("pass the weights once: as first argument, weights= or policy=")
         self._raise_error()
-        by_model = self.publisher.check(weights_dict, model_id, given[0] if given else None)
+        by_model = self.publisher.check(weights_dict, model_id, sources[0] if sources else None)
         if self._chain.schemes:
             self._chain.note_published(self.publisher.version + 1)  # before any worker can have it
         self.pool.publish(by_model, worker_ids)
@@ -551,8 +551,8 @@ class BaseCollector(ABC):
 
     def made_batches(self) -> list[BatchSpan]:
         """When the batches were made that arrived since the last call; only the newest."""
-        made = self.pool.made
-        return [made.popleft() for _ in range(len(made))]
+        spans = self.pool.made
+        return [spans.popleft() for _ in range(len(spans))]
 
     # -- saving
 

@@ -180,9 +180,9 @@ class InProcessPool(ABC):
         with self._lock:
             self.seeds = seeds
             for index, worker in self.handles.items():
-                own = replace(seeds.of_worker(index), generation=worker.generation)
+                worker_seeds = replace(seeds.of_worker(index), generation=worker.generation)
                 with worker.active():
-                    worker.rollout.reseed(own)
+                    worker.rollout.reseed(worker_seeds)
 
     def reset(self, which: np.ndarray[Any, Any] | None) -> None:
         """Start new episodes in all environments, or in those of a mask over all workers."""

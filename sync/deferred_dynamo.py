@@ -57,13 +57,13 @@ class _Marks(MetaPathFinder):
 
 def _load() -> None:
     marks = _Marks()
-    own = {name: getattr(torch.compiler, name) for name in _MARKS}
+    originals = {name: getattr(torch.compiler, name) for name in _MARKS}
     for name in _MARKS:
         setattr(torch.compiler, name, marks.later(name))
     try:
         import tensordict.nn  # noqa: F401
     finally:
-        for name, mark in own.items():
+        for name, mark in originals.items():
             setattr(torch.compiler, name, mark)
     if COMPILER in sys.modules:  # something else that was imported needed it
         marks.make(sys.modules[COMPILER])

@@ -211,9 +211,9 @@ class Sender:
         ]
 
     def _bind(self, weights: Weights) -> Binding:
-        for known in (self._registered, self._recent):
-            if known is not None and known.target is weights:
-                return known
+        for binding_before in (self._registered, self._recent):
+            if binding_before is not None and binding_before.target is weights:
+                return binding_before
         binding = Binding(weights, self._strategy, self.layout)
         if isinstance(weights, nn.Module):  # likely to be sent again; nothing else is kept
             self._recent = binding
@@ -292,8 +292,8 @@ class Sender:
 
     def _failures(self, workers: Iterable[int]) -> dict[int, WorkerError]:
         """The failures of these workers, for the caller to raise."""
-        found = {worker: self.workers[worker].report() for worker in workers}
-        return {worker: failure for worker, failure in found.items() if failure is not None}
+        reports = {worker: self.workers[worker].report() for worker in workers}
+        return {worker: failure for worker, failure in reports.items() if failure is not None}
 
     def what_to_wait_for(self) -> tuple[list[int], float]:
         """The descriptors to poll, and the longest time until the channel has to be called."""

@@ -75,15 +75,15 @@ def resolve_model(context: Any, model_id: str) -> Any:
     """The model that `context` knows as `model_id`: by `get_model`, or as a dotted attribute."""
     if callable(getattr(context, "get_model", None)):
         return context.get_model(model_id)
-    found = context
+    model = context
     for part in model_id.split("."):
         try:
-            found = found[int(part)] if part.isdigit() else getattr(found, part)
+            model = model[int(part)] if part.isdigit() else getattr(model, part)
         except (AttributeError, IndexError, TypeError, KeyError):
             raise ValueError(
                 f"model_id={model_id!r}: {type(context).__name__} has no {part!r} there"
             ) from None
-    return found
+    return model
 
 
 def _from_context(context: Any, model_id: str) -> SenderForm:

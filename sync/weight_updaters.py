@@ -169,8 +169,10 @@ class MultiProcessedRemoteWeightUpdate(SchemeUpdater):
         A worker without a device gets the only weights there are, else those of the CPU.
         """
         if not self._is_placed and self.scheme.version == NEVER:
-            known = list(self.policy_weights)
-            default = known[0] if len(known) == 1 else torch.device("cpu")
+            devices_with_weights = list(self.policy_weights)
+            default = (
+                devices_with_weights[0] if len(devices_with_weights) == 1 else torch.device("cpu")
+            )
             self._place(default if device is None else device for device in devices)
 
     def _place(self, devices: Iterable[torch.device]) -> None:

@@ -131,8 +131,8 @@ class WorkerRecord:
         self._reported = False
 
     def __str__(self) -> str:
-        known = [str(self.device or "cpu"), *([self.label] if self.label else [])]
-        return f"worker {self.index} ({', '.join(known)})"
+        words = [str(self.device or "cpu"), *([self.label] if self.label else [])]
+        return f"worker {self.index} ({', '.join(words)})"
 
     @property
     def connected(self) -> bool:

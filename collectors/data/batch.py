@@ -243,9 +243,9 @@ class _Places:
 
     def arranged(self, values: np.ndarray[Any, Any]) -> Tensor:
         """These values [time, environments] as [places]; zero where there is no frame."""
-        given = torch.from_numpy(values).T
-        arranged = given.new_zeros(len(self.mask))
-        arranged[self.mask] = given[self._live]
+        by_env = torch.from_numpy(values).T
+        arranged = by_env.new_zeros(len(self.mask))
+        arranged[self.mask] = by_env[self._live]
         return arranged
 
     def finals(self, ended: Tensor) -> Tensor:
@@ -262,12 +262,12 @@ def _finals(places: _Places, numbers: Tensor, first: int) -> list[Tensor]:
     (chosen,) = (places.ended | places.last).nonzero(as_tuple=True)
     numbers.fill_(-1).view(-1)[chosen] = torch.arange(first, first + len(chosen))
     ended = places.ended[chosen]
-    found = []
+    following = []
     for observed, finals in zip(frames.observations, frames.finals, strict=True):
         after = _indexable(observed.flatten(0, 1))[num_envs + places.source[chosen]]
         after[ended] = _indexable(finals.flatten(0, 1))[places.finals(chosen[ended])]
-        found.append(after.view(observed.dtype))
-    return found
+        following.append(after.view(observed.dtype))
+    return following
 
 
 def check_alike(names: Sequence[str], layouts: Sequence[FrameLayout], otherwise: str) -> None:
@@ -350,10 +350,10 @@ def _followers(
             "a row of this batch was cut behind a frame whose next observation is in the frame "
             "after it: keep rows whole, or give a mask of the wanted frames"
         )
-    found = shown[(*rows, after.clamp(max=num_steps - 1))]
-    found[is_final] = finals[places[is_final]]
+    following = shown[(*rows, after.clamp(max=num_steps - 1))]
+    following[is_final] = finals[places[is_final]]
     if frames is not None:
-        return found
+        return following
     whole = torch.zeros_like(shown)
-    whole[chosen] = found
+    whole[chosen] = following
     return whole

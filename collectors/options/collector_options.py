@@ -180,10 +180,10 @@ class CollectorOptions(
         further: other arguments that it has; an error may suggest them for a misspelt name.
         like: the local kind whose options it takes, if it is a remote one.
         """
-        known = cls.__dataclass_fields__
+        options_by_name = cls.__dataclass_fields__
         for name in arguments:
-            if name not in known:
-                near = get_close_matches(name, [*known, *further], 1)
+            if name not in options_by_name:
+                near = get_close_matches(name, [*options_by_name, *further], 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 hint = _GONE.get(name, hint)
                 raise TypeError(f"{kind}() has no argument {name!r}{hint}")
@@ -265,8 +265,8 @@ class CollectorOptions(
             raise ValueError(f"env_device={self.env_device}: environments are in CPU memory")
         stored = self.storing()
         if self.no_cuda_sync and (stored is None or stored.type != "cuda"):
-            given = stored or "cpu"
-            raise ValueError(f"no_cuda_sync=True needs a CUDA storing_device, but it is {given}")
+            device = stored or "cpu"
+            raise ValueError(f"no_cuda_sync=True needs a CUDA storing_device, but it is {device}")
         if self.cudagraph_policy and kind not in REMOTE:  # its machine has devices of its own
             check_graphs(each(self.device if self.policy_device is None else self.policy_device))
 
@@ -296,18 +296,18 @@ class CollectorOptions(
     def devices(self, num_workers: int) -> list[torch.device | None]:
         """The policy's device on each worker."""
         name = "device" if self.policy_device is None else "policy_device"
-        given = self.device if self.policy_device is None else self.policy_device
-        return [as_device(one, name) for one in per_worker(given, num_workers, name)]
+        value = self.device if self.policy_device is None else self.policy_device
+        return [as_device(one, name) for one in per_worker(value, num_workers, name)]
 
     def storing(self) -> torch.device | None:
         """The device of batches; None: where they are made."""
-        given = self.device if self.storing_device is None else self.storing_device
-        devices = {str(as_device(one, "storing_device")) for one in each(given)}
+        value = self.device if self.storing_device is None else self.storing_device
+        devices = {str(as_device(one, "storing_device")) for one in each(value)}
         if len(devices) > 1:
             raise ValueError(
                 f"storing_device: a batch is on one device, not on {', '.join(sorted(devices))}"
             )
-        return as_device(each(given)[0], "storing_device")
+        return as_device(each(value)[0], "storing_device")
 
 
 @dataclass(frozen=True)
@@ -374,8 +374,10 @@ def check_graphs(devices: Iterable[Any]) -> None:
     """Refuse CUDA graphs of a policy that is not on a CUDA device."""
     for one in devices:
         if one is None or torch.device(one).type != "cuda":
-            given = one or "cpu"
-            raise ValueError(f"cudagraph_policy=True needs a CUDA policy_device, but it is {given}")
+            device = one or "cpu"
+            raise ValueError(
+                f"cudagraph_policy=True needs a CUDA policy_device, but it is {device}"
+            )
 
 
 def per_worker(value: Any, count: int, name: str, whose: str = "workers") -> list[Any]:
@@ -419,8 +421,8 @@ def share_frames(
     """The frames of each worker in a batch. With `each`, one number is not divided."""
     if each or isinstance(frames_per_batch, Sequence):
         return per_worker(frames_per_batch, num_workers, "frames_per_batch")
-    told = f"frames_per_batch={frames_per_batch}"
-    return [_divide(told, frames_per_batch, num_workers, "workers")] * num_workers
+    text = f"frames_per_batch={frames_per_batch}"
+    return [_divide(text, frames_per_batch, num_workers, "workers")] * num_workers
 
 
 def steps_of(frames: int, num_envs: int) -> int:
@@ -428,11 +430,11 @@ def steps_of(frames: int, num_envs: int) -> int:
     return _divide(f"{frames} frames", frames, num_envs, "environments")
 
 
-def _divide(told: str, frames: int, count: int, sharers: str) -> int:
+def _divide(text: str, frames: int, count: int, sharers: str) -> int:
     if frames % count:
         low = frames // count * count
         near = f"{low} or {low + count}" if low else str(count)
         raise ValueError(
-            f"{told} cannot be shared evenly by {count} {sharers}: for instance {near} can"
+            f"{text} cannot be shared evenly by {count} {sharers}: for instance {near} can"
         )
     return frames // count

@@ -141,8 +141,8 @@ def _join(
 
     if ray.is_initialized():
         if address is not None or init_config:
-            given = f"address={address!r}" if address is not None else "ray_init_config"
-            raise ValueError(f"{given}: this process is already connected to a Ray cluster")
+            argument = f"address={address!r}" if address is not None else "ray_init_config"
+            raise ValueError(f"{argument}: this process is already connected to a Ray cluster")
         return Membership.current
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
     if address is not None:

@@ -33,14 +33,14 @@ class DeviceTransfer:
 
     def to_device(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """These tensors on the device, in memory that no later call writes to."""
-        given = [tensor for tensor in tensors if tensor is not None]
+        present = [tensor for tensor in tensors if tensor is not None]
         on_cuda = self.device.type == "cuda"
         if self._copied is not None:
             self._copied.synchronize()
-        if self._staging.numel() != _nbytes(given):
-            self._staging = torch.empty(_nbytes(given), dtype=torch.uint8, pin_memory=on_cuda)
-        _pack(given, self._staging)
-        there = iter(_views(self._staging.to(self.device, non_blocking=True, copy=True), given))
+        if self._staging.numel() != _nbytes(present):
+            self._staging = torch.empty(_nbytes(present), dtype=torch.uint8, pin_memory=on_cuda)
+        _pack(present, self._staging)
+        there = iter(_views(self._staging.to(self.device, non_blocking=True, copy=True), present))
         if on_cuda:
             self._copied = torch.cuda.current_stream(self.device).record_event()
         return [None if tensor is None else next(there) for tensor in tensors]
@@ -51,8 +51,8 @@ class DeviceTransfer:
         there = [v for v in values if isinstance(v, Tensor) and v.device.type == kind]
         packed = torch.empty(_nbytes(there), dtype=torch.uint8, device=self.device)
         _pack(there, packed)
-        found = dict(zip(map(id, there), _views(packed.cpu(), there), strict=True))
-        return [found.get(id(value), value) for value in values]
+        copies = dict(zip(map(id, there), _views(packed.cpu(), there), strict=True))
+        return [copies.get(id(value), value) for value in values]
 
 
 def _nbytes(tensors: Sequence[Tensor]) -> int:

@@ -91,8 +91,8 @@ class Environments(ABC):
         action = frames.actions[t]
         if self.history is not None:
             self.history.actions.append(action.copy())
-        given = self._action_for_env(action)
-        observation, reward, terminated, truncated, info = self._call("step", given)
+        env_action = self._action_for_env(action)
+        observation, reward, terminated, truncated, info = self._call("step", env_action)
         self._put(frames.observation_arrays, t + 1, observation)
         self._check_values("terminated", terminated)
         self._check_values("truncated", truncated)
@@ -191,9 +191,9 @@ class Environments(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Where each environment is in its episode, and how to replay it up to there."""
-        own = self._self_saving()
+        env = self._self_saving()
         return {
-            "own": None if own is None else saved(own.state_dict()),
+            "own": None if env is None else saved(env.state_dict()),
             "current": [torch.from_numpy(array.copy()) for array in self.current],
             **{name: torch.from_numpy(getattr(self, name).copy()) for name in _SAVED},
             "members": [] if self.history is None else self.history.state_dict(),
@@ -206,14 +206,14 @@ class Environments(ABC):
         An environment that has saved itself goes on without a replay. In a branch, the episodes
         that follow have seeds of their own; where they cannot be set later, new ones start now.
         """
-        own = self._self_saving()
+        env = self._self_saving()
         seeds = state.get("next_seeds", self.next_seeds)  # states of earlier versions lack them
         if self.history is None and None not in seeds:
             self.reset(seeds)
             return Restored(False, [])
         self.next_seeds = list(seeds)
-        if own is not None and state.get("own") is not None:
-            own.load_state_dict(restored(None, state["own"]))
+        if env is not None and state.get("own") is not None:
+            env.load_state_dict(restored(None, state["own"]))
             self._go_on(state)
             return Restored(True, [])
         if self.history is not None and state["members"]:

@@ -27,8 +27,8 @@ class Infos:
             raise ValueError("info_keys: an observation is named 'info', too; rename it")
         self._owner = owner
         self._expected = [] if isinstance(keys, Mapping) else list(keys)  # of the first step
-        given = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, float("nan"))
-        self.absent = {name: _typed(name, value) for name, value in given.items()}
+        values = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, float("nan"))
+        self.absent = {name: _typed(name, value) for name, value in values.items()}
 
     def write(self, rows: Iterable[Array], told: Mapping[str, Any]) -> None:
         """One environment's entries, into the row of each name."""
@@ -54,10 +54,10 @@ class Infos:
     def _check(self, told: Mapping[str, Any]) -> None:
         """Refuse a first step without an entry that was named without a value."""
         if missing := [name for name in self._expected if name not in told]:
-            known = ", ".join(repr(n) for n in told if not n.startswith("_")) or "nothing"
+            entries = ", ".join(repr(n) for n in told if not n.startswith("_")) or "nothing"
             raise ValueError(
                 f"info_keys: the info of the first step of {self._owner} has no {missing[0]!r}, it "
-                f"has {known}; if only some steps have it, give a value for the others, as in "
+                f"has {entries}; if only some steps have it, give a value for the others, as in "
                 f"info_keys={{{missing[0]!r}: False}}"
             )
         self._expected.clear()

@@ -70,8 +70,8 @@ class PolicyCaller:
         self.state_keys = [
             key[1:] for key in self.out_keys or () if key[0] == NEXT and key[1:] in self.in_keys
         ]
-        known = {*names, IS_INIT, *self.state_keys}
-        if missing := [key for key in self.in_keys if key not in known]:
+        inputs = {*names, IS_INIT, *self.state_keys}
+        if missing := [key for key in self.in_keys if key not in inputs]:
             raise ValueError(
                 f"the policy needs {shown(missing)}, but the environment has {shown(names)}"
             )
@@ -109,11 +109,11 @@ class PolicyCaller:
                 "them, a dict or a TensorDict"
             )
         nested = (True, True) if isinstance(result, TensorDictBase) else ()
-        given = {as_key(key): value for key, value in result.items(*nested)}
-        keys = self.out_keys or [key for key in given if key not in self.in_keys]
-        if ACTION not in keys or ACTION not in given:
-            raise ValueError(f"the policy returned {shown(given)}, but no 'action'")
-        return {key: given[key] for key in keys}
+        entries = {as_key(key): value for key, value in result.items(*nested)}
+        keys = self.out_keys or [key for key in entries if key not in self.in_keys]
+        if ACTION not in keys or ACTION not in entries:
+            raise ValueError(f"the policy returned {shown(entries)}, but no 'action'")
+        return {key: entries[key] for key in keys}
 
     def _calling(self, policy: Any, trusted: bool) -> Callable[..., Any]:
         if not callable(policy):
@@ -128,8 +128,8 @@ class PolicyCaller:
         in_keys = [key if len(key) > 1 else key[0] for key in self.in_keys]
 
         def call(*inputs: Tensor) -> Any:
-            given = {k: t for k, t in zip(in_keys, inputs, strict=True) if t is not None}
-            tensordict = TensorDict(given, batch_size=next(iter(given.values())).shape[:1])
+            entries = {k: t for k, t in zip(in_keys, inputs, strict=True) if t is not None}
+            tensordict = TensorDict(entries, batch_size=next(iter(entries.values())).shape[:1])
             return policy(tensordict)
 
         return call

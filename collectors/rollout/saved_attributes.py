@@ -237,7 +237,7 @@ def equal(one: Any, other: Any) -> bool:
 
 def _is_made_of_attributes(value: Any) -> bool:
     """Whether it is an object of a plain class, without slots or a base that keeps other data."""
-    made = [vars(kind) for kind in type(value).__mro__[:-1]]
+    classes = [vars(kind) for kind in type(value).__mro__[:-1]]
     return hasattr(value, "__dict__") and not any(
-        "__slots__" in one or "__reduce__" in one for one in made
+        "__slots__" in one or "__reduce__" in one for one in classes
     )

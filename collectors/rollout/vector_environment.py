@@ -140,8 +140,8 @@ def _mode(env: Any) -> AutoresetMode:
     try:
         return AutoresetMode(mode)
     except ValueError:
-        known = ", ".join(map(str, AutoresetMode))
+        modes = ", ".join(map(str, AutoresetMode))
         raise ValueError(
             f"{type(env.unwrapped).__name__} has metadata['autoreset_mode'] = {mode!r}, expected "
-            f"one of {known}; set it in create_env_fn"
+            f"one of {modes}; set it in create_env_fn"
         ) from None

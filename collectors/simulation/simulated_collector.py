@@ -140,7 +140,7 @@ class VirtualPool(InProcessPool):
                 yield plan
 
     def taken(self) -> None:
-        """The batch was taken: let go of the versions that nobody needs any more."""
+        """The batch was taken: release the versions that no worker needs."""
         in_use = {worker.receiver.version for worker in self.handles.values()}
         self.versions.forget(self.schedule.oldest_needed(), in_use)
 

@@ -36,8 +36,8 @@ class Failure(NamedTuple):
 def checked(failures: Sequence[Failure], num_workers: int) -> list[Failure]:
     """The failures by time; `ValueError` for one of a worker that is down or does not exist."""
     back_s: dict[int, float] = {}
-    found = sorted((Failure(*one) for one in failures), key=lambda one: one.at_s)
-    for one in found:
+    ordered = sorted((Failure(*one) for one in failures), key=lambda one: one.at_s)
+    for one in ordered:
         if not 0 <= one.worker < num_workers:
             raise ValueError(f"failures: no worker {one.worker}, there are {num_workers}")
         if one.at_s < 0 or one.back_after_s < 0:
@@ -48,7 +48,7 @@ def checked(failures: Sequence[Failure], num_workers: int) -> list[Failure]:
                 f"{back_s[one.worker]:g} s"
             )
         back_s[one.worker] = one.at_s + one.back_after_s
-    return found
+    return ordered
 
 
 class VirtualClock:
@@ -298,10 +298,10 @@ class SimulatedPool:
 
     def oldest_needed(self) -> int:
         """No batch to come has an older version."""
-        held = [one.version if one.is_up else one.promised for one in self.workers]
+        versions = [one.version if one.is_up else one.promised for one in self.workers]
         begun = [worker.batch for worker in self.workers if worker.batch is not None]
         waiting = [worker.finished[0] for worker in self.workers if worker.finished]
-        return min(held + [batch.versions[0][1] for batch in (*begun, *waiting)])
+        return min(versions + [batch.versions[0][1] for batch in (*begun, *waiting)])
 
     def counts(self) -> dict[str, int]:
         """Where the steps of all workers are, and how often workers came back."""

@@ -67,12 +67,12 @@ class Versions:
 
     def applied(self, worker: int, version: int) -> None:
         """A worker took this version into use."""
-        own = version - self._publisher.base  # negative for one of a run that this one resumes
-        if own >= 0:
-            self._scheme.channel.applied(worker, own, self.blocks[version].published_ns)
+        number = version - self._publisher.base  # negative for one of a run that this one resumes
+        if number >= 0:
+            self._scheme.channel.applied(worker, number, self.blocks[version].published_ns)
 
     def forget(self, below: int, in_use: Iterable[int]) -> None:
-        """Let go of what nobody needs: versions below this one, except those that are in use."""
+        """Release the versions below this one, except those that are in use."""
         needed = {*in_use, max(self.blocks)}
         for version in [one for one in self.blocks if one < below and one not in needed]:
             del self.blocks[version]
@@ -89,7 +89,7 @@ class Versions:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         layout = next(iter(self.blocks.values())).layout
-        self._scheme.channel.published = []
+        self._scheme.channel.take_published()
         blocks = {int(name): Snapshot(layout, one.clone()) for name, one in state.items()}
         self.blocks.clear()
         self.blocks.update(blocks)

@@ -82,14 +82,14 @@ def parameters_of(policy: Any) -> list[Any]:
 
 def find_model(policy: Any, model_id: str) -> Any:
     """The part of the policy that a model id names: "policy" itself, or an attribute path in it."""
-    found = policy
+    model = policy
     for part in model_id.split("."):
-        if found is policy and part == POLICY:
+        if model is policy and part == POLICY:
             continue
         try:
-            found = found[int(part)] if part.isdigit() else getattr(found, part)
+            model = model[int(part)] if part.isdigit() else getattr(model, part)
         except (AttributeError, IndexError, TypeError):
             raise ValueError(
-                f"no model {model_id!r} in the policy: {type(found).__name__} has no {part!r}"
+                f"no model {model_id!r} in the policy: {type(model).__name__} has no {part!r}"
             ) from None
-    return found
+    return model

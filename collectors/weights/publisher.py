@@ -118,8 +118,8 @@ class Publisher:
                 raise ValueError(f"no weights are sent: {self._why_none()}")
         for name in by_model:
             if name not in self.schemes:
-                known = ", ".join(map(repr, self.schemes)) or f"none: {self._why_none()}"
-                raise ValueError(f"no weights are sent for model {name!r}; known are {known}")
+                names = ", ".join(map(repr, self.schemes)) or f"none: {self._why_none()}"
+                raise ValueError(f"no weights are sent for model {name!r}; known are {names}")
         return by_model
 
     def _why_none(self) -> str:

@@ -79,8 +79,8 @@ class WorkerHandle(ABC):
         self.moved_at = 0.0
 
     def __str__(self) -> str:
-        known = self.environment or f"environment made by {_name(self.spec.create_env_fn)}"
-        parts = [part for part in (self.where, self.device, known) if part]
+        environment = self.environment or f"environment made by {_name(self.spec.create_env_fn)}"
+        parts = [part for part in (self.where, self.device, environment) if part]
         return f"{self.name} {self.index} ({', '.join(parts)}, seed {self.spec.seeds.seed})"
 
     @property

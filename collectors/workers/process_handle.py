@@ -197,8 +197,8 @@ class ProcessHandle(WorkerHandle):
         code = self.process.exitcode
         how = f"with exit code {code}"
         if code is not None and code < 0:
-            known = -code in set(signal.Signals)
-            how = f"by {signal.Signals(-code).name if known else f'signal {-code}'}"
+            has_name = -code in set(signal.Signals)
+            how = f"by {signal.Signals(-code).name if has_name else f'signal {-code}'}"
         starting = self.counters.values[STAGE] == STARTING
         hint = _NOT_IMPORTED if code == 1 and starting else ""
         return f" {how} (pid {self.process.pid}) while {self.counters.stage}{hint}"

@@ -56,8 +56,8 @@ def sigint_blocked() -> Iterator[None]:
     process.
     """
     came: list[int] = []
-    own = signal.getsignal(signal.SIGINT)
-    here = callable(own) and threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    here = callable(handler) and threading.current_thread() is threading.main_thread()
     if here:  # what is blocked is blocked for one thread, and another may receive the signal
         signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -66,7 +66,7 @@ def sigint_blocked() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if here:
-            signal.signal(signal.SIGINT, own)
+            signal.signal(signal.SIGINT, handler)
         if came:
             signal.raise_signal(signal.SIGINT)
 

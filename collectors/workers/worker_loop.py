@@ -285,8 +285,8 @@ class WorkerLoop:
             result = dumps(getattr(self, f"do_{method}")(*args))
             answer = CallResult(number, True, result)
         except Exception as error:  # noqa: BLE001 - the caller raises it
-            told = f"{type(error).__name__}: {error}\n{traceback.format_exc().rstrip()}"
-            answer = CallResult(number, False, told)
+            text = f"{type(error).__name__}: {error}\n{traceback.format_exc().rstrip()}"
+            answer = CallResult(number, False, text)
         self.pipe.send(answer)
 
     # -- what the trainer can call

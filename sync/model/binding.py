@@ -68,8 +68,8 @@ class Binding:
 
     def _index(self, flat: Flat) -> None:
         # A forward pass may add non-persistent buffers, which the model keeps for itself.
-        known = {leaf.name for leaf in self.layout.leaves}
-        flat.slots = [slot for slot in flat.slots if slot.persistent or slot.name in known]
+        names = {leaf.name for leaf in self.layout.leaves}
+        flat.slots = [slot for slot in flat.slots if slot.persistent or slot.name in names]
         self.layout.check(flat.tensors, whose=f"the {type(self.target).__name__}")
         slots = {slot.name: slot for slot in flat.slots}
         self._slots = [slots[leaf.name] for leaf in self.layout.leaves]

@@ -79,16 +79,16 @@ def flatten(source: Weights, *, persistent_only: bool = False) -> Flat:
             "weights must be a module, a TensorDict or a dict of tensors, "
             f"not {type(source).__name__}"
         )
-    seen: set[str] = set()
+    names: set[str] = set()
     for slot in flat.slots:
         if is_lazy(slot.tensor):
             raise ValueError(
                 f"{slot.name!r} is not initialised yet (a lazy module has no shape before its "
                 "first forward pass): run the model once first"
             )
-        if slot.name in seen:
+        if slot.name in names:
             raise ValueError(f"{slot.name!r} occurs twice, once nested and once with dots")
-        seen.add(slot.name)
+        names.add(slot.name)
     return flat
 
 

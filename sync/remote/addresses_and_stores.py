@@ -52,7 +52,7 @@ def interface_of(address: str) -> str:
         wanted = socket.gethostbyname(address)
     except OSError as error:
         raise ValueError(f"address={address!r}: {str(error.strerror).lower()}") from None
-    found = {}
+    names = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -60,11 +60,11 @@ def interface_of(address: str) -> str:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:
                 continue  # an interface without an address
-            found[socket.inet_ntoa(answer[20:24])] = name
-    if wanted not in found:
-        own = ", ".join(f"{at} ({name})" for at, name in found.items())
-        raise ValueError(f"address={address!r} is not of this machine, which has {own}")
-    return found[wanted]
+            names[socket.inet_ntoa(answer[20:24])] = name
+    if wanted not in names:
+        addresses = ", ".join(f"{at} ({name})" for at, name in names.items())
+        raise ValueError(f"address={address!r} is not of this machine, which has {addresses}")
+    return names[wanted]
 
 
 def address_towards(host: str, port: int) -> str:

@@ -153,9 +153,9 @@ def use_token_authentication(*, joins: bool = False) -> bool:
     joins: the process joins a cluster that runs: it shows the token that the user has, if any.
     """
     if "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
-        given = bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ))
-        if not joins or given or (Path.home() / ".ray" / "auth_token").exists():
+        has_token = bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ))
+        if not joins or has_token or (Path.home() / ".ray" / "auth_token").exists():
             os.environ["RAY_AUTH_MODE"] = "token"
-        if not joins and not given:
+        if not joins and not has_token:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     return os.environ.get("RAY_AUTH_MODE") == "token"

@@ -89,8 +89,8 @@ def _register() -> None:
 
 def _rendezvous(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """How `init_rpc` gets its store: torch's own way opens one on every interface."""
-    found = urlsplit(url)
-    yield _stores[found.netloc], int(parse_qs(found.query)["rank"][0]), -1
+    address = urlsplit(url)
+    yield _stores[address.netloc], int(parse_qs(address.query)["rank"][0]), -1
 
 
 def name_of(peer: int) -> str:

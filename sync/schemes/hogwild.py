@@ -185,11 +185,11 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
     @property
     def stats(self) -> dict[str, Any]:
         """Also the counts of `torn`, in total and for each worker."""
-        found = super().stats
-        found["torn"] = self.torn
+        summary = super().stats
+        summary["torn"] = self.torn
         for worker, uses in enumerate(self._uses()):
-            found["workers"][worker]["torn"] = _shares([uses])
-        return found
+            summary["workers"][worker]["torn"] = _shares([uses])
+        return summary
 
 
 def _shares(uses: Sequence[tuple[int, int]]) -> dict[str, float]:

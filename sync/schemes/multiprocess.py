@@ -45,10 +45,10 @@ class MultiProcessSender(LocalSender):
         self._waiting.pop(worker, None)
 
     def free_block(self, keep: Collection[Snapshot]) -> Snapshot:
-        held = {block.number for block in keep}
-        held |= {block.number for block in self._on_the_way.values()}
-        held |= {block.number for block in self._waiting.values()}
-        return self.blocks.free(held)
+        numbers = {block.number for block in keep}
+        numbers |= {block.number for block in self._on_the_way.values()}
+        numbers |= {block.number for block in self._waiting.values()}
+        return self.blocks.free(numbers)
 
     def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
         for worker in workers:

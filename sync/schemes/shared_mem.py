@@ -117,10 +117,10 @@ class Row:
     def held(self) -> set[int]:
         """The blocks that this worker reads or may be about to read."""
         words = self._words
-        held = {words[_PINS], words[_PINS + 1]}
+        numbers = {words[_PINS], words[_PINS + 1]}
         if words[_LATEST]:
-            held.add(version_and_block(words[_LATEST])[1])
-        return held
+            numbers.add(version_and_block(words[_LATEST])[1])
+        return numbers
 
     @property
     def uses(self) -> tuple[int, int]:
@@ -181,10 +181,10 @@ class SharedMemSender(LocalSender):
         self.board.rows[worker].clear()
 
     def free_block(self, keep: Collection[Snapshot]) -> Snapshot:
-        held = {block.number for block in keep}
+        numbers = {block.number for block in keep}
         for row in self.board.rows:
-            held |= row.held()
-        return self.blocks.free(held)
+            numbers |= row.held()
+        return self.blocks.free(numbers)
 
     def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
         present = [worker for worker in workers if worker in self._workers]
