@@ -185,6 +185,10 @@ class WorkerPool:
             self._start_all([handle])
         except WorkerError as error:
             handle.failure = handle.failure or error
+        except Exception as error:
+            text = f"{handle} could not be replaced: {type(error).__name__}: {error}"
+            handle.failure = handle.failure or WorkerDied(handle.index, text)
+            raise
 
     def _number_environments(self, handle: WorkerHandle) -> None:
         """Number the worker's environments after those of the workers before it."""

@@ -199,7 +199,7 @@ def _faults(rng: random.Random, plan: Plan) -> tuple[Fault, ...]:
                 fault = replace(fault, how=rng.choice([100, 1000]))
             elif kind == "descriptors":
                 fault = replace(
-                    fault, worker=rng.randrange(-1, workers), how=float(rng.randrange(-4, 8))
+                    fault, worker=rng.randrange(-1, workers), how=float(rng.randrange(-2, 4))
                 )
             faults.append(fault)
     return tuple(sorted(faults, key=lambda fault: fault.at))
@@ -427,7 +427,7 @@ class Trainer:
             if plan.is_free:
                 collector.start()
             for number in range(plan.batches):
-                self._iterate(number, plan.calls.get(number, ""))
+                self._try(number, plan.calls.get(number, ""))
             self._count()
         finally:
             self._note_versions()
@@ -452,6 +452,16 @@ class Trainer:
         }
         return kinds[self.plan.scheme](timeout=TIMEOUT_S, **self.plan.scheme_options)
 
+    def _try(self, number: int, call: str) -> None:
+        """A user may go on after an error of the system."""
+        try:
+            self._iterate(number, call)
+        except OSError as error:
+            has_excuse = {"full disk", "no descriptors"} & set(self.world.excuses)
+            if isinstance(error, ConnectionError) or not has_excuse:
+                raise
+            self.kernel.note(f"trainer: goes on after an error of the system: {error}")
+
     def _iterate(self, number: int, call: str) -> None:
         self.number = number
         if call:
@@ -461,14 +471,7 @@ class Trainer:
         if self.plan.is_free:
             self.kernel.wait(lambda: self.update > number or not self.collector.running, 100.0)
         else:
-            try:
-                batch = self.collector.next()
-            except OSError:
-                if "full disk" not in self.world.excuses:
-                    raise
-                self.kernel.note("trainer: goes on with a full disk")
-                return
-            self.extend(batch)
+            self.extend(self.collector.next())
         for _ in range(20 if call == "many" else 1):
             self._note_versions()
             self.world.number += 1
@@ -515,7 +518,7 @@ class Trainer:
         if call == "none":
             return
         collector, ids = self.collector, [0] if call == "one worker" else None
-        serving = [handle.process.pid for handle in collector.pool.handles]
+        serving = [handle.reported_counts()["pid"] for handle in collector.pool.handles]
         scheme = collector.publisher.schemes["policy"]
         try:
             collector.update_policy_weights_(worker_ids=ids)

@@ -121,9 +121,25 @@ def test_a_schedule_that_cannot_be_written_loses_no_memory_and_counts_no_frame_a
     plan = replace(QUIET, batches=8, collector="multi_async", options=options)
     at = moment_of("write", process="trainer", batch=2, plan=plan)
     outcome = tell(replace(plan, faults=(Fault("disk", at, how=400.0),)))
-    assert any("goes on with a full disk" in line for line in outcome.kernel.log)
+    assert any("goes on after an error" in line for line in outcome.kernel.log)
     assert judge(outcome) == []
     assert outcome.end == "done"
+
+
+def test_a_worker_that_cannot_be_replaced_for_want_of_descriptors_is_replaced_later():
+    """After the error, the next call waited for ever for a worker that had no process."""
+    options = {**QUIET.options, "num_workers": 1, "max_restarts": 1000}
+    plan = replace(QUIET, batches=60, collector="multi_async", options=options)
+    plan = replace(plan, scheme_options={"sync": False})
+    at = moment_of("poll", process="trainer", batch=2, plan=plan)
+    goes_on = 0
+    for more in range(-2, 2):
+        faults = (Fault("descriptors", at, -1, float(more)), Fault("kill", at + 1))
+        outcome = tell(replace(plan, faults=faults))
+        assert judge(outcome) == [], more
+        assert outcome.end == "done"
+        goes_on += any("goes on after an error" in line for line in outcome.kernel.log)
+    assert goes_on
 
 
 def test_a_thread_that_watches_workers_does_not_meet_one_that_another_thread_replaces():
