@@ -245,6 +245,10 @@ class ProcessHandle(WorkerHandle):
             "version": values[VERSION],
         }
 
+    def start_generation(self) -> None:
+        super().start_generation()
+        self.counters.values[FRAMES] = 0  # they are counted now, also if no successor can start
+
     # -- ending
 
     @property
