@@ -165,9 +165,18 @@ class SAC(ReplayAlgorithm):
     """The learner: holds `policy`, which is sent to workers, and improves it by replayed frames."""
 
     STATE = (
-        *("statistics", "policy", "critics", "target_critics", "log_alpha"),
-        *("policy_optimiser", "critic_optimiser", "alpha_optimiser"),
-        *("generator", "updates", "frames_owed", "policy_metrics"),
+        "statistics",
+        "policy",
+        "critics",
+        "target_critics",
+        "log_alpha",
+        "policy_optimiser",
+        "critic_optimiser",
+        "alpha_optimiser",
+        "generator",
+        "updates",
+        "frames_owed",
+        "policy_metrics",
     )
 
     def __init__(self, config: SACConfig, setup: Setup):

@@ -89,7 +89,9 @@ class Evaluator:
         if cut := sum(not episode.ended for episode in played.episodes):
             log.warning(
                 "%d of %d episodes had not ended after evaluation.max_steps=%d and were cut there",
-                *(cut, len(played.episodes), self.max_steps),
+                cut,
+                len(played.episodes),
+                self.max_steps,
             )
         return played
 

@@ -120,13 +120,16 @@ def check_like_pool(config: EnvConfig, env: gym.Env) -> None:
         "actions": (spec.gymnasium_action_space, env.unwrapped.action_space),
     }
     for what, (pool, one) in pairs.items():
-        if (type(pool), pool.shape, getattr(pool, "n", 0)) != (
-            *(type(one), one.shape, getattr(one, "n", 0)),
-        ):
+        if kind_of(pool) != kind_of(one):
             raise ConfigError(
                 f"env.id={config.id} env.vectorisation=envpool: EnvPool's {what} are {pool}, but "
                 f"{one} in gymnasium, which evaluations play; use env.vectorisation=sync"
             )
+
+
+def kind_of(space: gym.Space) -> tuple[type, Any, int]:
+    """What two spaces must share: their class, their shape, and how many choices they have."""
+    return type(space), space.shape, getattr(space, "n", 0)
 
 
 def _envpool() -> Any:

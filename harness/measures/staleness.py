@@ -93,7 +93,12 @@ class Staleness(Stateful):
     """All measures of one run: since the last record, and over the whole run."""
 
     STATE = (
-        *("publications", "steps", "_fresh", "_all", "_fresh_health", "_all_health"),
+        "publications",
+        "steps",
+        "_fresh",
+        "_all",
+        "_fresh_health",
+        "_all_health",
         "_log_ratios",
     )
 

@@ -241,9 +241,13 @@ class CNNEncoder(ImageEncoder):
     def convolve(self, config: CNNConfig, num_channels: int) -> nn.Sequential:
         act = ACTIVATIONS[config.activation]
         return nn.Sequential(
-            *(nn.Conv2d(num_channels, 32, 8, stride=4), act()),
-            *(nn.Conv2d(32, 64, 4, stride=2), act()),
-            *(nn.Conv2d(64, 64, 3), act(), nn.Flatten()),
+            nn.Conv2d(num_channels, 32, 8, stride=4),
+            act(),
+            nn.Conv2d(32, 64, 4, stride=2),
+            act(),
+            nn.Conv2d(64, 64, 3),
+            act(),
+            nn.Flatten(),
         )
 
 
@@ -270,8 +274,10 @@ class ResidualBlock(nn.Module):
     def __init__(self, num_channels: int, act: type[nn.Module]):
         super().__init__()
         self.layers = nn.Sequential(
-            *(act(), nn.Conv2d(num_channels, num_channels, 3, padding=1)),
-            *(act(), nn.Conv2d(num_channels, num_channels, 3, padding=1)),
+            act(),
+            nn.Conv2d(num_channels, num_channels, 3, padding=1),
+            act(),
+            nn.Conv2d(num_channels, num_channels, 3, padding=1),
         )
 
     def forward(self, image: Tensor) -> Tensor:
