@@ -35,20 +35,6 @@ TENSOR = "tensor"
 FORMAT = "4"
 
 
-# What a file that is no checkpoint may raise on its way through the parsers.
-UNREADABLE = (
-    OSError,
-    SafetensorError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    OverflowError,
-    MemoryError,
-)
-
-
 class CheckpointError(RuntimeError):
     """A checkpoint is damaged, or there is none."""
 
@@ -139,7 +125,7 @@ def read(file: Path, *, run: str | None = None) -> State:
         state = _put_together(json.loads(header["state"]), tensors)
     except CheckpointError:
         raise
-    except UNREADABLE as error:
+    except Exception as error:  # whatever the parsers make of a file that is no checkpoint
         raise CheckpointError(f"{file} cannot be read: {one_line(error)}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{file} holds no state")
