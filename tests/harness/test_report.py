@@ -129,12 +129,6 @@ def test_each_figure_is_there_as_png_and_as_sound_svg(report, name):
     assert f"figures/{name}.png" in (report / "report.md").read_text()
 
 
-def test_one_run_is_not_called_runs(tmp_path, capsys):
-    make_run(tmp_path / "run")
-    assert main([str(tmp_path)]) == 0
-    assert "report.html: 1 run, 1 done, 0 with damaged files" in capsys.readouterr().out
-
-
 def test_provenance_has_versions_hardware_commit_and_command_but_nobody(report):
     text = (report / "report.html").read_text()
     for fact in ("0123abcd", "Abacus", "python run.py --multirun sync=a,b"):
@@ -273,13 +267,6 @@ def test_a_wrong_command_line_is_a_usage_error(arguments, capsys):
         main(arguments)
     assert ended.value.code == 2
     assert "usage: lockstep report" in capsys.readouterr().err
-
-
-def test_help_says_what_is_written(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    assert "report.html" in capsys.readouterr().out
 
 
 def test_markdown_shows_text_as_it_is():
