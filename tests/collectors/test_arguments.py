@@ -15,7 +15,7 @@ import torch
 from tensordict.nn import InteractionType
 
 from collectors import Collector, MultiSyncCollector, ReplayBuffer
-from collectors.options.collector_options import Options
+from collectors.options.collector_options import CollectorOptions
 from sync import (
     HogwildWeightSyncScheme,
     MultiProcessWeightSyncScheme,
@@ -188,7 +188,9 @@ def test_arguments_that_make_no_sense_are_refused_in_one_line(kind, monkeypatch)
 
 
 def test_batches_of_workers_one_below_the_other_may_be_split_into_trajectories():
-    assert Options.of("MultiSyncCollector", {"cat_results": 0, "split_trajs": True}).split_trajs
+    assert CollectorOptions.of(
+        "MultiSyncCollector", {"cat_results": 0, "split_trajs": True}
+    ).split_trajs
 
 
 OF_A_POLICY = {
