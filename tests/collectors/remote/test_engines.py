@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from collectors.remote.ray_collector import _join_running
 
+from collectors.remote.ray_collector import _join_running
 from sync import RayRemoteWeightUpdater
 from tests.collectors.remote.support import RAY_IS_SLOW, make, needs_ray
 from tests.collectors.support import all_accounted_for, same_bits
