@@ -499,11 +499,13 @@ class Trainer:
             collector.state_dict()
         elif call == "not finite" and not self.plan.is_free:
             self.policy.fill(float("nan"))
+            before = collector.policy_version
             try:
                 collector.update_policy_weights_()
                 self.world.find("weights that are not finite were sent")
             except ValueError:
-                self.world.marks.add("a send is refused")
+                if collector.policy_version != before:
+                    self.world.find("a refused send has taken a version number")
             finally:
                 self.policy.fill(self.world.number)
 
