@@ -198,7 +198,7 @@ def trust_region() -> Study:
 
 
 SIZES = ("narrow", "same", "wide")  # 0.2 over the root of 1 + lag in updates, 0.2, and 0.2 times it
-ENTROPY_WEIGHT = 0.03  # of the control whose entropy is near to that of a lag of 160 steps
+ENTROPY_WEIGHT = 0.2  # of the control whose entropy is near to that of a lag of 160 steps
 
 
 # -- age or numerics?
