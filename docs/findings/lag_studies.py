@@ -509,9 +509,8 @@ def verdict(p: float, beyond: float) -> str:
 
 def lines(study: Study, values: pd.DataFrame) -> Iterator[str]:
     inside = values[values.index.get_level_values("seed").isin(study.seeds)]
-    wanted = len({tuple(sorted(s.items())) for s in study.settings.values()}) * len(study.seeds)
     runs = inside.groupby(["seed", *SCORES]).ngroups
-    yield f"{runs} of {wanted} runs are done; margin {MARGIN:g}"
+    yield f"{runs} runs are done; margin {MARGIN:g}"
     yield ""
     yield f"| setting | seeds | age | {' | '.join(SCORES)} | collapsed |"
     yield f"|---|--:|--:|{'--:|' * len(SCORES)}--:|"
