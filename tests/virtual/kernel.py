@@ -50,6 +50,7 @@ FIRST_PID = 100
 FIRST_FD = 3
 SIGKILL = 9
 REAL_S, MOST_STILL = 5.0, 12  # how often it is looked whether a story goes on
+NO_CALLS = ("load", "store", "copy", "use", "fill")  # events that are no system calls
 SLOW = 0.02  # the weight of a process that is seldom next
 
 
@@ -476,9 +477,9 @@ class Kernel:
             self.note(f"  {task}: {what}")
         stores = task.process.stores
         if stores:
-            if what not in ("load", "store"):
+            if what not in NO_CALLS:
                 self.drain(task.process)
-            elif draw * 7919 % 1 < 0.3:
+            elif draw * 7919 % 1 < 0.2:
                 view, index, _, value = stores.popleft()
                 view[index] = value
         if self.events >= self.next_strike:
