@@ -85,11 +85,7 @@ class RemoteHandle(WorkerHandle):
             self._token = secrets.token_hex(8)
             self._events.clear()
             self._blocks.clear()
-            self._report, self._asked, self._closing = (
-                WorkerReport(0, 0, "starting", -1),
-                None,
-                None,
-            )
+            self._asked = self._closing = None
             self._sent = 0
         self.where, self.pid = self._launcher.engine.describe(self.index), 0
         base, schemes = self._publisher.base, self._publisher.schemes
@@ -211,6 +207,10 @@ class RemoteHandle(WorkerHandle):
 
     def is_fresh(self) -> bool:
         return self._asked is None or self._asked.done()
+
+    def start_generation(self) -> None:
+        super().start_generation()
+        self._report = WorkerReport(0, 0, "starting", -1)  # its frames are counted now
 
     # -- ending
 

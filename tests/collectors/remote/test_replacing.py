@@ -81,6 +81,25 @@ def _end_at_first(path, serve, *args, **options):
         os._exit(3)
 
 
+def test_frames_are_counted_once_however_often_a_host_could_not_be_replaced():
+    with alone(max_restarts=3, start_timeout=30.0) as collector:
+        gather(collector, 2)
+        plain, tries = collector.launcher.replace, iter(("full", "full"))
+
+        def replace(host):
+            if (reason := next(tries, None)) is not None:
+                raise OSError(reason)
+            plain(host)
+
+        collector.launcher.replace = replace
+        os.kill(host_pids(collector)[0], signal.SIGKILL)
+        gather(collector, 2)
+        stats = collector.stats()
+        assert [host["restarts"] for host in stats["workers"]] == [3]
+        assert all_accounted_for(stats)
+        assert stats["dropped"] <= 40  # of the batch that was under way
+
+
 @pytest.mark.parametrize("kind", REPLACING)
 def test_weights_published_right_after_a_host_died_reach_its_successor(kind):
     with troubled(kind, on_worker_failure="restart", max_restarts=1) as collector:
