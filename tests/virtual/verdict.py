@@ -12,8 +12,6 @@ from sync.errors import WorkerError
 from tests.virtual.kernel import S
 from tests.virtual.story import Outcome
 
-RULE = "rule"
-
 
 def judge(outcome: Outcome) -> list[str]:
     """What is wrong; each with the name of the rule or the end that says so first."""
