@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.models import build_model, timed_ms, timed_sends_ms  # noqa: E402
+from benchmarks.remote import ContestantFailed  # noqa: E402
 from benchmarks.sync_latency import (  # noqa: E402
     PEER_PYTHON,
     SENDS_A_ROUND,
@@ -284,14 +285,20 @@ def main() -> int:
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["torch", "sync.remote.rpc_engine"]
     )
-    rows = []
+    rows: list[Row] = []
+    failed: list[str] = []
     for kind in arguments.schemes.split(","):
         if kind == "ray":
             start_ray()
         for model in arguments.sizes.split(","):
             for number in map(int, arguments.workers.split(",")):
                 print(f"measuring {kind} {model} x {number}", file=sys.stderr, flush=True)
-                rows.append(measure(kind, model, number, rounds=arguments.rounds, peers=peers))
+                try:
+                    row = measure(kind, model, number, rounds=arguments.rounds, peers=peers)
+                except ContestantFailed as error:  # the other rows are worth keeping
+                    failed.append(f"{kind} {model} x {number} was not measured: {error}")
+                else:
+                    rows.append(row)
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
     print(f"Blocking send, p50 / p95 in ms ({about}):\n")
     print(table(rows, peers=peers))
@@ -299,7 +306,8 @@ def main() -> int:
     aim = f"at most {MOST_BARE} times the bare engine" + " and faster than torchrl" * peers
     print(f"\n{holding} of {len(rows)} rows hold the aim: {aim}.")
     save("sync_remote", arguments.output, rows)
-    return 0
+    print("\n".join(failed), file=sys.stderr, end="\n" * bool(failed))
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
